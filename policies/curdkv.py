@@ -1,0 +1,65 @@
+"""`curdkv`: key and value energy, with one fixed projection or with local normalisation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch.nn import functional
+
+from kvpolicy.kernels.projected_energy import projected_energy
+from kvpolicy.policies.base import Candidates, Needs, Noise
+from kvpolicy.policies.selecting import ScoredPolicy
+
+
+@dataclass(frozen=True)
+class CurDKV(ScoredPolicy):
+    """CurDKV (arXiv 2509.15038), in the two forms that are in circulation.
+
+    ``variant:fixed`` (default) is "CurDKV" of the VaSE tables (mode ``cur_fixed_gauss``): the score
+    of VaSE-DKV, with the projection of each layer drawn once per generation.
+
+    ``variant:windowed`` is the default of kvpress' ``CURPress``, which the author contributed: no
+    projection; squared norms of keys and of values, each divided by its sum over a window of
+    `window` tokens. The last window of a length that is no multiple of `window` is normalised over
+    its own tokens only, and so scores higher than a full one.
+
+    No official repository was found; the paper's own rank and projection could not be checked.
+
+    Parameters
+    ----------
+    sinks : int
+        4 in both sources.
+    recent : int or None
+        None: as many as the eviction period (VaSE's setting). CURPress compresses prompts and has none.
+    rank : int
+        Columns of the fixed projection; 20 in both sources.
+    window : int
+        Tokens of a normalisation window; 16 in CURPress.
+    """
+
+    name: ClassVar[str] = "curdkv"
+    needs: ClassVar[Needs] = Needs(keys=True, values=True)
+
+    variant: Literal["fixed", "windowed"] = "fixed"
+    rank: int = 20
+    window: int = 16
+
+    def projection(self, head_dim: int, noise: Noise) -> torch.Tensor:
+        """``[L, head_dim, rank]`` fp32, the same at every eviction of a request."""
+        return noise.normal(head_dim, self.rank, redraw=False) / math.sqrt(self.rank)
+
+    def scores(self, candidates: Candidates, noise: Noise) -> torch.Tensor:
+        keys, values = candidates.require("keys"), candidates.require("values")
+        if self.variant == "fixed":
+            return projected_energy(keys, values, self.projection(keys.shape[-1], noise))
+        return self._share_of_window(keys) * self._share_of_window(values)
+
+    def _share_of_window(self, x: torch.Tensor) -> torch.Tensor:
+        """``[L, H, N, D]`` -> ``[L, H, N]``: squared norm over the sum of its window."""
+        energy = x.float().square().sum(-1)
+        tokens = energy.shape[-1]
+        windows = functional.pad(energy, (0, -tokens % self.window)).unflatten(-1, (-1, self.window))
+        return (windows / windows.sum(-1, keepdim=True)).flatten(-2)[..., :tokens]

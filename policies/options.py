@@ -1,0 +1,74 @@
+"""``name:value;name:value`` into the typed fields of a policy's dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+from kvpolicy.policies.base import Policy
+
+
+def parse_options(text: str) -> dict[str, str]:
+    """Split ``name:value;name:value``.
+
+    Raises
+    ------
+    ValueError
+        On a piece without a name or a value, or a name given twice.
+    """
+    options: dict[str, str] = {}
+    for piece in filter(None, (piece.strip() for piece in text.split(";"))):
+        name, colon, value = (part.strip() for part in piece.partition(":"))
+        if not (name and colon and value):
+            raise ValueError(f"kv_options is written name:value;name:value, got {piece!r}")
+        if name in options:
+            raise ValueError(f"kv_options gives {name!r} twice")
+        options[name] = value
+    return options
+
+
+def build(policy: type[Policy], options: dict[str, str]) -> Policy:
+    """An instance of `policy` with its fields overridden by `options`.
+
+    Raises
+    ------
+    ValueError
+        On an unknown option or a value that does not fit the field's type; the message says which
+        options there are.
+    """
+    fields = {field.name: field for field in dataclasses.fields(policy)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(policy)
+    values = {}
+    for name, text in options.items():
+        if name not in fields:
+            known = ", ".join(f"{f.name} ({f.default})" for f in fields.values()) or "none"
+            raise ValueError(f"{policy.name!r} has no option {name!r}; its options and defaults: {known}")
+        values[name] = _convert(name, text, hints[name])
+    return policy(**values)
+
+
+def _convert(name: str, text: str, hint: Any) -> Any:
+    """`text` as the type of a field: int, float, bool, Literal, or one of these with None."""
+    if isinstance(hint, types.UnionType):
+        if text.lower() == "none":
+            return None
+        (hint,) = (arm for arm in hint.__args__ if arm is not type(None))
+    if typing.get_origin(hint) is typing.Literal:
+        choices = typing.get_args(hint)
+        if text not in choices:
+            raise ValueError(f"option {name!r} is one of {', '.join(choices)}, got {text!r}")
+        return text
+    if hint is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"option {name!r} is true or false, got {text!r}")
+        return text.lower() == "true"
+    kind = {int: "a whole number", float: "a number"}[hint]
+    try:
+        value = hint(text)
+    except ValueError:
+        raise ValueError(f"option {name!r} must be {kind}, got {text!r}") from None
+    if value < 0:
+        raise ValueError(f"option {name!r} must not be negative, got {text!r}")
+    return value

@@ -1,0 +1,56 @@
+"""Names of the policies. Each entry is a factory, so that listing names imports no method."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+
+from kvpolicy.policies.base import Policy
+
+PolicyType = type[Policy]
+
+
+def _factory(module: str, attribute: str) -> Callable[[], PolicyType]:
+    def load() -> PolicyType:
+        policy: PolicyType = getattr(importlib.import_module(f"kvpolicy.policies.{module}"), attribute)
+        return policy
+
+    return load
+
+
+POLICIES: dict[str, Callable[[], PolicyType]] = {
+    "full": _factory("full", "Full"),
+    "random": _factory("random_eviction", "RandomEviction"),
+    "streaming-llm": _factory("streaming_llm", "StreamingLLM"),
+    "vase-dkv": _factory("vase_dkv", "VaseDKV"),
+    "curdkv": _factory("curdkv", "CurDKV"),
+}
+
+
+def policy_type(name: str) -> PolicyType:
+    """The class behind a policy name, or behind ``package.module:Class`` for a policy of your own.
+
+    Raises
+    ------
+    ValueError
+        If there is no such policy; the message names the nearest and all known ones.
+    """
+    if ":" in name:
+        return _imported(name)
+    if name not in POLICIES:
+        near = difflib.get_close_matches(name, POLICIES, n=1)
+        hint = f" did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"kv_policy {name!r} is not known;{hint} known: {', '.join(POLICIES)}")
+    return POLICIES[name]()
+
+
+def _imported(path: str) -> PolicyType:
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"kv_policy {path!r} could not be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise ValueError(f"kv_policy {path!r} is not a subclass of kvpolicy.policies.base.Policy")
+    return found

@@ -1,0 +1,98 @@
+"""The launching process (lm-eval, `Engine`, the server): refuse early, and serve only what was asked for."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kvpolicy.sglang_plugin import arguments, lmeval_text, support, targets
+from kvpolicy.sglang_plugin.config import KVPolicyConfig
+from kvpolicy.sglang_plugin.errors import KVPolicyError
+from kvpolicy.sglang_plugin.platform import has_accelerator
+from kvpolicy.sglang_plugin.report import META_KEY
+from kvpolicy.sglang_plugin.runtime import handshake
+
+logger = logging.getLogger(__name__)
+
+
+def server_args_from_keywords(**keywords: Any) -> Any:
+    """`Engine(**keywords)` to a `ServerArgs` record; stands in for the class that SGLang calls here."""
+    from sglang.srt.server_args import ServerArgs
+
+    config = arguments.take_arguments(keywords)
+    if str(keywords.get("device") or "").startswith("cuda") and not has_accelerator():
+        logger.warning("device=%s, but there is no GPU here: serving on the CPU.", keywords["device"])
+        keywords["device"] = "cpu"
+    server_args = ServerArgs(**keywords)
+    if config is not None:
+        prepare(server_args, config)
+    return server_args
+
+
+def prepare(server_args: Any, config: KVPolicyConfig) -> None:
+    """Check all that can be checked before a process is started, and hook the launching process.
+
+    Raises
+    ------
+    KVPolicyError
+        If an option is not supported, or SGLang is not the one that the hooks were written for.
+    """
+    from kvpolicy.sglang_plugin.plugin import LOAD_HOOKS
+
+    support.check_options(server_args)
+    targets.check(targets.ALL)
+    targets.verify(LOAD_HOOKS)
+    targets.install(HOOKS)
+    arguments.attach(server_args, config)
+
+
+def after_check_server_args(_result: None, server_args: Any) -> None:
+    """With all arguments resolved and the model's configuration at hand, still before weights load."""
+    if arguments.config_of(server_args) is not None:
+        support.check_model(server_args)
+
+
+def after_launch(result: Any, _engine: type, server_args: Any, *_args: Any, **_keywords: Any) -> Any:
+    """Let the launch wait for more than "ready": for every scheduler to report this policy and its hooks."""
+    config = arguments.config_of(server_args)
+    if config is None:
+        return result
+    init, processes = result
+    wait = init.wait_for_ready
+
+    def wait_for_policy() -> None:
+        wait()
+        for info in init.scheduler_infos:
+            check_handshake(info.pop(META_KEY, None), config)
+
+    init.wait_for_ready = wait_for_policy
+    return init, processes
+
+
+def check_handshake(report: dict[str, Any] | None, config: KVPolicyConfig) -> None:
+    """Raise KVPolicyError unless a scheduler reports exactly the policy that was asked for."""
+    if report != handshake(config):
+        found = "reports no policy" if report is None else f"reports {report}"
+        raise KVPolicyError(
+            f"the scheduler process {found} where kv_policy={config.policy} was asked for, and would serve "
+            f"something else; kvpolicy was tested with SGLang {targets.TESTED_SGLANG}."
+        )
+
+
+def after_request_meta_info(_result: None, _manager: Any, meta_info: dict[str, Any], *_args: Any) -> None:
+    """One report per response, where SGLang's metadata of a request is a list with one entry per output."""
+    reports = meta_info.get(META_KEY)
+    if isinstance(reports, list):
+        if reports:
+            meta_info[META_KEY] = reports[-1]
+        else:
+            del meta_info[META_KEY]
+
+
+HOOKS: targets.Hooks = {
+    targets.CHECK_ARGS: after_check_server_args,
+    targets.LAUNCH: after_launch,
+    targets.REQUEST_META: after_request_meta_info,
+    targets.VALIDATE_REQUEST: support.before_validate_request,
+    targets.GENERATE: lmeval_text.after_generate,
+}

@@ -1,0 +1,132 @@
+"""Every function of SGLang that the plugin hooks, in one table, and the proof that each hook is in place.
+
+SGLang logs a hook that fails to apply and goes on (`HookRegistry.apply_hooks`); under an accepted
+policy that would serve stock output. So a target is checked before it is hooked, and after.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvpolicy.sglang_plugin.errors import KVPolicyError
+
+TESTED_SGLANG = "0.5.23"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function of SGLang and how it is hooked.
+
+    parameters : names that the hook relies on, a subset of the function's own.
+    """
+
+    path: str
+    kind: Literal["before", "after", "around"]
+    parameters: tuple[str, ...]
+
+
+def _scheduler(name: str) -> str:
+    return f"sglang.srt.managers.scheduler.Scheduler.{name}"
+
+
+# At load, in every process: flags, and the door through which the rest comes in.
+ADD_CLI_ARGS = Target("sglang.srt.server_args.ServerArgs.add_cli_args", "after", ("parser",))
+FROM_CLI_ARGS = Target("sglang.srt.server_args.ServerArgs.from_cli_args", "around", ("args",))
+SCHEDULER_INIT = Target(_scheduler("__init__"), "around", ("self", "server_args"))
+
+# In the launching process, once a policy is asked for.
+CHECK_ARGS = Target("sglang.srt.server_args.ServerArgs.check_server_args", "after", ("self",))
+LAUNCH = Target(
+    "sglang.srt.entrypoints.engine.Engine._launch_scheduler_processes", "after", ("server_args",)
+)
+REQUEST_META = Target(
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_request_meta_info", "after", ("meta_info",)
+)
+VALIDATE_REQUEST = Target(
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request", "before", ("obj", "input_ids")
+)
+GENERATE = Target("sglang.srt.entrypoints.engine.Engine.generate", "after", ("self", "stream"))
+
+# In the scheduler process, once a policy is asked for.
+INIT_INFO = Target(_scheduler("get_init_info"), "after", ("self",))
+UPDATE_BATCH = Target(_scheduler("update_running_batch"), "before", ("self", "batch"))
+CHECKPOINT = Target("sglang.srt.mem_cache.common.checkpoint_kv_cache", "after", ("req", "tree_cache"))
+RELEASE = Target("sglang.srt.mem_cache.common.release_kv_cache", "before", ("req", "tree_cache"))
+RETRACT = Target("sglang.srt.managers.schedule_batch.Req.reset_for_retract", "after", ("self",))
+ALLOC_ROWS = Target("sglang.srt.mem_cache.memory_pool.ReqToTokenPool.alloc_rows", "after", ("self", "need_size"))
+INIT_FORWARD = Target(
+    "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new", "after", ("batch", "model_runner")
+)
+OUTPUT_INFO = Target(
+    "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+    ".build_additional_customized_info",
+    "after",
+    ("self", "reqs"),
+)
+
+LOAD = (ADD_CLI_ARGS, FROM_CLI_ARGS, SCHEDULER_INIT)
+LAUNCHER = (CHECK_ARGS, LAUNCH, REQUEST_META, VALIDATE_REQUEST, GENERATE)
+SCHEDULER = (INIT_INFO, UPDATE_BATCH, CHECKPOINT, RELEASE, RETRACT, ALLOC_ROWS, INIT_FORWARD, OUTPUT_INFO)
+ALL = (*LOAD, *LAUNCHER, *SCHEDULER)
+
+Hooks = dict[Target, Callable[..., Any]]
+_installed: dict[Target, Callable[..., Any]] = {}
+
+
+def _refuse(target: Target, what: str) -> KVPolicyError:
+    from sglang.version import __version__ as found
+
+    return KVPolicyError(
+        f"{target.path} {what}, so kv_policy cannot work in this SGLang {found}; "
+        f"kvpolicy was tested with SGLang {TESTED_SGLANG}: install that version, or drop kv_policy."
+    )
+
+
+def resolve(target: Target) -> Any:
+    """The function behind a target, as its class or module holds it now."""
+    try:
+        return pkgutil.resolve_name(target.path)
+    except (ImportError, AttributeError) as error:
+        raise _refuse(target, "does not exist") from error
+
+
+def check(targets: Iterable[Target]) -> None:
+    """Raise KVPolicyError unless every target exists and takes the parameters that its hook reads."""
+    for target in targets:
+        function = resolve(target)
+        own = inspect.signature(inspect.unwrap(function)).parameters
+        if missing := [name for name in target.parameters if name not in own]:
+            raise _refuse(target, f"has no parameter {', '.join(missing)}")
+
+
+def verify(hooks: Hooks) -> None:
+    """Raise KVPolicyError unless every hook is in the chain of functions that a caller now reaches."""
+    for target, hook in hooks.items():
+        function = resolve(target)
+        while not _calls(function, hook):
+            if not hasattr(function, "__wrapped__"):
+                raise _refuse(target, "could not be hooked")
+            function = function.__wrapped__
+
+
+def _calls(function: Any, hook: Callable[..., Any]) -> bool:
+    """Whether `function` is a wrapper that SGLang's registry made around `hook`."""
+    function = getattr(function, "__func__", function)
+    return any(cell.cell_contents == hook for cell in getattr(function, "__closure__", None) or ())
+
+
+def install(hooks: Hooks) -> None:
+    """Check, hook and verify all of `hooks`; a second call with the same hooks does nothing."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    check(hooks)
+    for target, hook in hooks.items():
+        if target not in _installed:
+            HookRegistry.register(target.path, hook, HookType(target.kind))
+            _installed[target] = hook
+    HookRegistry.apply_hooks()
+    verify({target: _installed[target] for target in hooks})

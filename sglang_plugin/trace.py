@@ -1,0 +1,42 @@
+"""Which tokens survived: one .npz per finished request, when `kv_trace` asks for it."""
+
+from __future__ import annotations
+
+import urllib.parse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+
+class Trace:
+    """True positions of one request's resident tokens, per layer and KV head, at every eviction.
+
+    The file holds ``kept_0, kept_1, …`` int32 ``[L, H_kv, n_keep]`` and ``true_len`` int64
+    ``[evictions]``, the tokens computed before each of them.
+    """
+
+    def __init__(self, prefill: int, layers: int, heads: int) -> None:
+        self._positions = torch.arange(prefill, dtype=torch.int32).repeat(layers, heads, 1)
+        self._next = prefill
+        self._kept: list[np.ndarray] = []
+        self._true_len: list[int] = []
+
+    def evicted(self, keep: torch.Tensor, true_len: int) -> None:
+        """`keep` int64 ``[L, H_kv, n_keep]`` indexes the resident tokens, of `true_len` ever computed."""
+        new = torch.arange(self._next, true_len, dtype=torch.int32)
+        appended = torch.cat([self._positions, new.expand(*self._positions.shape[:2], -1)], dim=-1)
+        self._positions = appended.gather(-1, keep.cpu())
+        self._next = true_len
+        self._kept.append(self._positions.numpy().copy())
+        self._true_len.append(true_len)
+
+    def write(self, folder: str, rid: str) -> None:
+        """Write ``<folder>/<rid>.npz``, whole or not at all."""
+        target = Path(folder) / f"{urllib.parse.quote(rid, safe='')}.npz"
+        partial = target.with_suffix(".part")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {f"kept_{i}": kept for i, kept in enumerate(self._kept)}
+        with partial.open("wb") as file:
+            np.savez_compressed(file, true_len=np.array(self._true_len, dtype=np.int64), **arrays)
+        partial.rename(target)

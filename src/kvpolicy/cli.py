@@ -1,0 +1,35 @@
+"""The `kvpolicy` command: thin, each subcommand imported only when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+# subcommand -> (module with `add_arguments(parser)` and `run(args) -> int`, one line for the overview)
+COMMANDS = {
+    "flags": ("kvpolicy.sglang_plugin.flags_command", "print the --kv-… flags of SGLang's servers and of Engine(...)"),
+    "policies": ("kvpolicy.sglang_plugin.policies_command", "list the policies with their options and defaults"),
+    "tasks": ("kvpolicy.lmeval_tasks.command", "print the folder to give to lm_eval --include_path"),
+    "cache": ("kvpolicy.reports.cache_command", "what happened to the KV cache in an lm-eval output folder"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand; its exit status is the process'."""
+    parser = argparse.ArgumentParser(prog="kvpolicy", description="KV-cache eviction policies inside SGLang.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    argv = sys.argv[1:] if argv is None else argv
+    for name, (module, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if argv[:1] == [name]:
+            command = importlib.import_module(module)
+            command.add_arguments(subparser)
+            subparser.set_defaults(run=command.run)
+    args = parser.parse_args(argv)
+    status: int = args.run(args)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
