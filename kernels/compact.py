@@ -10,9 +10,7 @@ def gather_rows(buffer: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return buffer[slots].transpose(0, 1)
 
 
-def compact_reference(
-    buffer: torch.Tensor, row: torch.Tensor, keep: torch.Tensor, destination: torch.Tensor
-) -> None:
+def compact_reference(buffer: torch.Tensor, row: torch.Tensor, keep: torch.Tensor, destination: torch.Tensor) -> None:
     """The same move, one element at a time, from a copy of the buffer."""
     before = buffer.clone()
     for head in range(keep.shape[0]):

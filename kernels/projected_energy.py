@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def projected_energy_reference(
-    keys: torch.Tensor, values: torch.Tensor, projection: torch.Tensor
-) -> torch.Tensor:
+def projected_energy_reference(keys: torch.Tensor, values: torch.Tensor, projection: torch.Tensor) -> torch.Tensor:
     """``sum_r (k G)_r^2 * sum_r (v G)_r^2`` per token, written as the formula reads.
 
     Parameters

@@ -93,7 +93,7 @@ class Policy(ABC):
     needs: ClassVar[Needs] = Needs()
     granularity: ClassVar[Granularity] = Granularity.PER_HEAD
 
-    def forced(self, period: int) -> int:  # noqa: ARG002
+    def forced(self, period: int) -> int:
         """Tokens kept whatever their score (sinks + recent); the budget must exceed them."""
         return 0
 

@@ -61,5 +61,7 @@ class CurDKV(ScoredPolicy):
         """``[L, H, N, D]`` -> ``[L, H, N]``: squared norm over the sum of its window."""
         energy = x.float().square().sum(-1)
         tokens = energy.shape[-1]
-        windows = functional.pad(energy, (0, -tokens % self.window)).unflatten(-1, (-1, self.window))
-        return (windows / windows.sum(-1, keepdim=True)).flatten(-2)[..., :tokens]
+        padded = functional.pad(energy, (0, -tokens % self.window))
+        windows = padded.view(*padded.shape[:-1], -1, self.window)
+        share: torch.Tensor = windows / windows.sum(-1, keepdim=True)
+        return share.flatten(-2)[..., :tokens]

@@ -16,7 +16,7 @@ class Full(Policy):
 
     name: ClassVar[str] = "full"
 
-    def due(self, resident: int, budget: int, period: int) -> bool:  # noqa: ARG002
+    def due(self, resident: int, budget: int, period: int) -> bool:
         return False
 
     def select(self, candidates: Candidates, n_keep: int, period: int, noise: Noise) -> torch.Tensor:

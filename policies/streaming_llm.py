@@ -30,10 +30,10 @@ class StreamingLLM(Policy):
 
     sinks: int = 4
 
-    def forced(self, period: int) -> int:  # noqa: ARG002
+    def forced(self, period: int) -> int:
         return self.sinks
 
-    def select(self, candidates: Candidates, n_keep: int, period: int, noise: Noise) -> torch.Tensor:  # noqa: ARG002
+    def select(self, candidates: Candidates, n_keep: int, period: int, noise: Noise) -> torch.Tensor:
         layers, heads, tokens = candidates.shape
         age = torch.arange(tokens, device=noise.device)
         kept = keep_highest(age.float(), n_keep, sinks=self.sinks)

@@ -18,7 +18,7 @@ class TorchCPUPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SG
     _enum = PlatformEnum.OOT
     capabilities = PlatformCapabilities()
 
-    def is_pin_memory_available(self, device: Any = None) -> bool:  # noqa: ARG002
+    def is_pin_memory_available(self, device: Any = None) -> bool:
         return False
 
     def get_default_attention_backend(self) -> str:

@@ -40,7 +40,7 @@ class Evictor:
             return
         config, policy = self._config, self._policy
         lengths: list[int] = batch.seq_lens_cpu.tolist()
-        cut = {}
+        cut: dict[int, int] = {}
         for i, (req, length) in enumerate(zip(batch.reqs, lengths, strict=True)):
             if policy.due(length, config.budget, config.period) and self._is_ready(req):
                 if not cut:

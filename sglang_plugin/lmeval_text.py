@@ -21,10 +21,10 @@ class TextWithMeta(str):
         self.meta_info = meta_info
         return self
 
-    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:  # type: ignore[override]
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         return [TextWithMeta(part, self.meta_info) for part in super().split(sep, maxsplit)]
 
-    def lstrip(self, chars: str | None = None) -> TextWithMeta:  # type: ignore[override]
+    def lstrip(self, chars: str | None = None) -> TextWithMeta:
         return TextWithMeta(super().lstrip(chars), self.meta_info)
 
     def __reduce__(self) -> tuple[Callable[..., TextWithMeta], tuple[str, dict[str, Any]]]:

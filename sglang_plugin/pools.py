@@ -36,8 +36,8 @@ class Pools:
                     f"{type(found).__name__}."
                 )
         self.layers = tuple(range(cache.start_layer, cache.start_layer + cache.layer_num))
-        self.keys = [cache.get_key_buffer(layer) for layer in self.layers]
-        self.values = [cache.get_value_buffer(layer) for layer in self.layers]
+        self.keys: list[torch.Tensor] = [cache.get_key_buffer(layer) for layer in self.layers]
+        self.values: list[torch.Tensor] = [cache.get_value_buffer(layer) for layer in self.layers]
         self.offsets = torch.zeros(self.rows.req_to_token.shape[0], dtype=torch.int64, device=self.keys[0].device)
 
     @property
@@ -52,7 +52,8 @@ class Pools:
 
     def row(self, req: Any, length: int) -> torch.Tensor:
         """int64 ``[length]``: the slots of a request, oldest token first (a copy)."""
-        return self.rows.req_to_token[req.kv.req_pool_idx, :length].to(torch.int64)
+        row: torch.Tensor = self.rows.req_to_token[req.kv.req_pool_idx, :length]
+        return row.to(torch.int64)
 
     def take_slots(self, req: Any, row: torch.Tensor, n_keep: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Slots that a request may write its `n_keep` kept tokens to, and those it has left over.

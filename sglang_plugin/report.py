@@ -10,7 +10,9 @@ from kvpolicy.sglang_plugin.residency import Residency
 META_KEY = "kv_policy"
 
 
-def response_report(state: Residency, config: KVPolicyConfig, bytes_per_token: float, retractions: int) -> dict[str, Any]:
+def response_report(
+    state: Residency, config: KVPolicyConfig, bytes_per_token: float, retractions: int
+) -> dict[str, Any]:
     """The policy, and the measured residency in tokens and in bytes over all ranks.
 
     ``kv_bytes_full_mean`` and ``kv_bytes_full_end`` are what the uncompressed cache would have held

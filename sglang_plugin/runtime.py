@@ -12,6 +12,7 @@ from kvpolicy.sglang_plugin.pools import Pools
 from kvpolicy.sglang_plugin.report import META_KEY, response_report
 from kvpolicy.sglang_plugin.residency import residency_of
 
+
 class Runtime:
     """One scheduler's policy at work: hooks are its methods, state is in the pools and on the requests."""
 
@@ -55,10 +56,10 @@ class Runtime:
         if self._evictor is not None:
             self._evictor.before_decode(batch)
 
-    def after_checkpoint(self, _result: None, req: Any, tree_cache: Any) -> None:  # noqa: ARG002
+    def after_checkpoint(self, _result: None, req: Any, tree_cache: Any) -> None:
         residency_of(req).prefilled(req.extend_end)
 
-    def before_release(self, req: Any, tree_cache: Any, *, checkpoint: bool) -> None:  # noqa: ARG002
+    def before_release(self, req: Any, tree_cache: Any, *, checkpoint: bool) -> None:
         if not req.kv.holds_kv:
             return
         state = residency_of(req)
@@ -74,11 +75,11 @@ class Runtime:
             req.skip_radix_cache_insert = False  # its rows will be whole again
         state.retracted()
 
-    def after_alloc_rows(self, rows: list[int] | None, pool: Any, need_size: int) -> None:  # noqa: ARG002
+    def after_alloc_rows(self, rows: list[int] | None, pool: Any, need_size: int) -> None:
         if rows and self.pools is not None and pool is self.pools.rows:
             self.pools.offsets[rows] = 0
 
-    def after_init_forward(self, forward_batch: Any, _cls: type, batch: Any, model_runner: Any, **_: Any) -> None:  # noqa: ARG002
+    def after_init_forward(self, forward_batch: Any, _cls: type, batch: Any, model_runner: Any, **_: Any) -> None:
         """Rotate each new token by its true position, not by its place in the shortened row."""
         if self.pools is not None and forward_batch.forward_mode.is_decode():
             shift = self.pools.offsets[forward_batch.req_pool_indices]

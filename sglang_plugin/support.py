@@ -56,7 +56,13 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "enable_multimodal": (False,),
     "disaggregation_mode": ("null",),
 }
-ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
+ARCHITECTURES = (
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Qwen2ForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+)
 
 
 def _unsupported(what: str, why: str) -> KVPolicyError:
@@ -102,7 +108,7 @@ def check_model(server_args: Any) -> None:
         )
 
 
-def before_validate_request(_manager: Any, obj: Any, input_ids: Any) -> None:  # noqa: ARG001
+def before_validate_request(_manager: Any, obj: Any, input_ids: Any) -> None:
     """Refuse single requests of an unsupported kind; SGLang answers the client with the sentence."""
     if getattr(obj, "session_params", None) or getattr(obj, "session_id", None):
         raise _unsupported("sessions", REFUSED["enable_streaming_session"])

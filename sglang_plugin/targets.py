@@ -40,9 +40,7 @@ SCHEDULER_INIT = Target(_scheduler("__init__"), "around", ("self", "server_args"
 
 # In the launching process, once a policy is asked for.
 CHECK_ARGS = Target("sglang.srt.server_args.ServerArgs.check_server_args", "after", ("self",))
-LAUNCH = Target(
-    "sglang.srt.entrypoints.engine.Engine._launch_scheduler_processes", "after", ("server_args",)
-)
+LAUNCH = Target("sglang.srt.entrypoints.engine.Engine._launch_scheduler_processes", "after", ("server_args",))
 REQUEST_META = Target(
     "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_request_meta_info", "after", ("meta_info",)
 )
@@ -62,8 +60,7 @@ INIT_FORWARD = Target(
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new", "after", ("batch", "model_runner")
 )
 OUTPUT_INFO = Target(
-    "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
-    ".build_additional_customized_info",
+    "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.build_additional_customized_info",
     "after",
     ("self", "reqs"),
 )

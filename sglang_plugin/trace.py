@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ class Trace:
         target = Path(folder) / f"{urllib.parse.quote(rid, safe='')}.npz"
         partial = target.with_suffix(".part")
         target.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {f"kept_{i}": kept for i, kept in enumerate(self._kept)}
+        arrays: dict[str, Any] = {f"kept_{i}": kept for i, kept in enumerate(self._kept)}
         with partial.open("wb") as file:
             np.savez_compressed(file, true_len=np.array(self._true_len, dtype=np.int64), **arrays)
         partial.rename(target)
