@@ -12,11 +12,38 @@ from kvpolicy.sglang_plugin.errors import KVPolicyError
 
 # Groups of ServerArgs fields in which every field is allowed, but for those of REFUSED.
 ALLOWED_GROUPS = frozenset(
-    ["model", "serving", "observability", "device", "schedule", "mm", "exec.kernel", "exec.graph", "exec.comm", "exec.moe", "exec.deterministic"]
+    {
+        "model",
+        "serving",
+        "observability",
+        "device",
+        "schedule",
+        "mm",
+        "exec.kernel",
+        "exec.graph",
+        "exec.comm",
+        "exec.moe",
+        "exec.deterministic",
+    }
 )
 # Fields that are allowed in the other groups.
 ALLOWED_FIELDS = frozenset(
-    ["disable_radix_cache", "radix_eviction_policy", "radix_eviction_policy_config", "_radix_eviction_policy_explicitly_set", "tp_size", "nccl_port", "dist_timeout", "dist_init_addr", "enable_p2p_check", "load_balance_method", "enable_fp32_lm_head", "enable_tf32_matmul", "enable_custom_logit_processor", "disable_outlines_disk_cache"]
+    {
+        "disable_radix_cache",
+        "radix_eviction_policy",
+        "radix_eviction_policy_config",
+        "_radix_eviction_policy_explicitly_set",
+        "tp_size",
+        "nccl_port",
+        "dist_timeout",
+        "dist_init_addr",
+        "enable_p2p_check",
+        "load_balance_method",
+        "enable_fp32_lm_head",
+        "enable_tf32_matmul",
+        "enable_custom_logit_processor",
+        "disable_outlines_disk_cache",
+    }
 )
 # Fields with a reason of their own; a field of ALLOWED_GROUPS that is not safe must be here.
 REFUSED = {

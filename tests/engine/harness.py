@@ -1,0 +1,101 @@
+"""Helpers of the engine tests: checkpoints, engines, prompts. Only one engine is alive at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SUPPORT = Path(__file__).parent / "support"
+MODELS = ROOT / "out" / "models"
+
+# SGLang's own checks for leaked and doubly freed slots, at every step.
+CHECKS = {
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
+}
+ENVIRONMENT = {**CHECKS, "PYTHONPATH": str(SUPPORT), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+
+
+def smollm2() -> Path:
+    """The SmolLM2-135M-Instruct checkpoint, built at first use."""
+    target = MODELS / "SmolLM2-135M-Instruct"
+    subprocess.run([sys.executable, ROOT / "examples" / "smollm2_checkpoint.py", target], check=True)
+    return target
+
+
+def tiny_qwen3(target: Path, tokenizer: Path) -> Path:
+    """A random fp32 Qwen3 with grouped queries (4 layers, 8 query and 2 KV heads) and a real tokenizer.
+
+    The weights are wide enough that greedy output depends on the whole context and does not repeat.
+    """
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    words = AutoTokenizer.from_pretrained(tokenizer)
+    config = Qwen3Config(
+        vocab_size=len(words),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        eos_token_id=words.eos_token_id,
+        initializer_range=0.15,
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).float().save_pretrained(target)
+    words.save_pretrained(target)
+    return target
+
+
+@contextmanager
+def engine(model: Path, environment: dict[str, str] | None = None, **arguments: Any) -> Iterator[Any]:
+    """A running SGLang engine with all memory checks on; its processes are gone at exit."""
+    added = {**ENVIRONMENT, **(environment or {})}
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    if str(SUPPORT) not in sys.path:
+        sys.path.insert(0, str(SUPPORT))
+    try:
+        import sglang
+
+        defaults = {
+            "device": "cuda",
+            "dtype": "float32",
+            "max_total_tokens": 8192,
+            "log_level": "error",
+            "sleep_on_idle": True,
+        }
+        running = sglang.Engine(model_path=str(model), **{**defaults, **arguments})
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+    try:
+        yield running
+    finally:
+        running.shutdown()
+
+
+def greedy(running: Any, prompts: list[list[int]], tokens: int, **parameters: Any) -> list[dict[str, Any]]:
+    """Generate `tokens` tokens greedily for all prompts in one batch, never stopping early."""
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **parameters}
+    return running.generate(input_ids=prompts, sampling_params=sampling)
+
+
+def probe_lines(path: Path) -> list[dict[str, Any]]:
+    """The decode steps that the probe plugin recorded."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
