@@ -42,7 +42,8 @@ def hash_keys(*keys: torch.Tensor) -> torch.Tensor:
 
 def uniform(*keys: torch.Tensor) -> torch.Tensor:
     """Uniform values in the open interval (0, 1), fp64, shape = broadcast shape of `keys`."""
-    return (_shift_right(hash_keys(*keys), 11).to(torch.float64) + 0.5) * 2.0**-53
+    # 52 bits and a half: one bit more, and the largest value would round to 1.
+    return (_shift_right(hash_keys(*keys), 12).to(torch.float64) + 0.5) * 2.0**-52
 
 
 def standard_normal(*keys: torch.Tensor) -> torch.Tensor:

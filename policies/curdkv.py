@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -24,7 +24,8 @@ class CurDKV(ScoredPolicy):
     ``variant:windowed`` is the default of kvpress' ``CURPress``, which the author contributed: no
     projection; squared norms of keys and of values, each divided by its sum over a window of
     `window` tokens. The last window of a length that is no multiple of `window` is normalised over
-    its own tokens only, and so scores higher than a full one.
+    its own tokens only, and so scores higher than a full one. The windows tile all resident tokens,
+    the recent ones included.
 
     No official repository was found; the paper's own rank and projection could not be checked.
 
@@ -44,8 +45,8 @@ class CurDKV(ScoredPolicy):
     needs: ClassVar[Needs] = Needs(keys=True, values=True)
 
     variant: Literal["fixed", "windowed"] = "fixed"
-    rank: int = 20
-    window: int = 16
+    rank: int = field(default=20, metadata={"least": 1})
+    window: int = field(default=16, metadata={"least": 1})
 
     def projection(self, head_dim: int, noise: Noise) -> torch.Tensor:
         """``[L, head_dim, rank]`` fp32, the same at every eviction of a request."""
@@ -63,5 +64,6 @@ class CurDKV(ScoredPolicy):
         tokens = energy.shape[-1]
         padded = functional.pad(energy, (0, -tokens % self.window))
         windows = padded.view(*padded.shape[:-1], -1, self.window)
-        share: torch.Tensor = windows / windows.sum(-1, keepdim=True)
+        smallest = torch.finfo(windows.dtype).tiny  # a window of zeros has no shares to give
+        share: torch.Tensor = windows / windows.sum(-1, keepdim=True).clamp_min(smallest)
         return share.flatten(-2)[..., :tokens]

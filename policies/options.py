@@ -40,21 +40,21 @@ def build(policy: type[Policy], options: dict[str, str]) -> Policy:
     """
     fields = {field.name: field for field in dataclasses.fields(policy)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(policy)
-    values = {}
+    values: dict[str, Any] = {}
     for name, text in options.items():
         if name not in fields:
             known = ", ".join(f"{f.name} ({f.default})" for f in fields.values()) or "none"
             raise ValueError(f"{policy.name!r} has no option {name!r}; its options and defaults: {known}")
-        values[name] = _convert(name, text, hints[name])
+        values[name] = _convert(name, text, hints[name], least=fields[name].metadata.get("least", 0))
     return policy(**values)
 
 
-def _convert(name: str, text: str, hint: Any) -> Any:
-    """`text` as the type of a field: int, float, bool, Literal, or one of these with None."""
-    if isinstance(hint, types.UnionType):
+def _convert(name: str, text: str, hint: Any, *, least: float) -> Any:
+    """`text` as the type of a field: int or float of at least `least`, bool, str, Literal, or one of these or None."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
         if text.lower() == "none":
             return None
-        (hint,) = (arm for arm in hint.__args__ if arm is not type(None))
+        (hint,) = (arm for arm in typing.get_args(hint) if arm is not type(None))
     if typing.get_origin(hint) is typing.Literal:
         choices = typing.get_args(hint)
         if text not in choices:
@@ -64,11 +64,13 @@ def _convert(name: str, text: str, hint: Any) -> Any:
         if text.lower() not in ("true", "false"):
             raise ValueError(f"option {name!r} is true or false, got {text!r}")
         return text.lower() == "true"
+    if hint is str:
+        return text
     kind = {int: "a whole number", float: "a number"}[hint]
     try:
         value = hint(text)
     except ValueError:
         raise ValueError(f"option {name!r} must be {kind}, got {text!r}") from None
-    if value < 0:
-        raise ValueError(f"option {name!r} must not be negative, got {text!r}")
+    if not value >= least:
+        raise ValueError(f"option {name!r} must be at least {least}, got {text!r}")
     return value

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable
 
 from kvpolicy.policies.base import Policy
@@ -49,8 +51,10 @@ def _imported(path: str) -> PolicyType:
     module, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"kv_policy {path!r} could not be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ValueError(f"kv_policy {path!r} is not a subclass of kvpolicy.policies.base.Policy")
+    if not dataclasses.is_dataclass(found) or inspect.isabstract(found) or not hasattr(found, "name"):
+        raise ValueError(f"kv_policy {path!r} must be a dataclass with a name and all methods of Policy")
     return found

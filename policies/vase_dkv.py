@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -38,7 +38,7 @@ class VaseDKV(ScoredPolicy):
     name: ClassVar[str] = "vase-dkv"
     needs: ClassVar[Needs] = Needs(keys=True, values=True)
 
-    rank: int = 20
+    rank: int = field(default=20, metadata={"least": 1})
 
     def projection(self, head_dim: int, noise: Noise) -> torch.Tensor:
         """``[L, head_dim, rank]`` fp32 of this eviction."""

@@ -48,11 +48,13 @@ def table_of(summary: CacheSummary) -> Table:
     """Quantity, what was measured, what the full cache would have held, share."""
     s, mib = summary, 2**20
     compacted = s.responses - s.responses_without_record - s.responses_not_compacted
-    options = f", {s.options}" if s.options else ""
+    settings = f"{s.policy}, budget {s.budget}, period {s.period}, seed {s.seed}" + (
+        f", {s.options}" if s.options else ""
+    )
     table = Table(
-        title=f"KV cache of {s.task}\n{s.model}\n{s.policy}, budget {s.budget}, period {s.period}, seed {s.seed}{options}",
-        caption="Tokens are per layer and KV head; means and peaks are over responses.\n"
-        f"Mean of the responses' shares (kv_policy in lm-eval's table): {s.held_share:.4f}",
+        title=f"KV cache of {s.task}\n{s.model}\n{settings}",
+        caption="Tokens per layer and KV head; means over responses.\n"
+        f"Mean of their shares, lm-eval's kv_policy: {s.held_share:.4f}",
     )
     table.add_column("")
     for heading in ("measured", "full cache", "share"):

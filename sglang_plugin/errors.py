@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import TracebackType
 
@@ -15,16 +16,17 @@ class KVPolicyError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        if sys.excepthook is not _print_sentence:
-            _previous.append(sys.excepthook)
-            sys.excepthook = _print_sentence
+        _install_excepthook()
 
 
-_previous = [sys.__excepthook__]
+@functools.cache  # once: installed again over a wrapper of itself, the two would call each other for ever
+def _install_excepthook() -> None:
+    previous = sys.excepthook
 
+    def print_sentence(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, KVPolicyError):
+            print(f"kvpolicy: {error}", file=sys.stderr)
+        else:
+            previous(kind, error, trace)
 
-def _print_sentence(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if isinstance(error, KVPolicyError):
-        print(f"kvpolicy: {error}", file=sys.stderr)
-    else:
-        _previous[-1](kind, error, trace)
+    sys.excepthook = print_sentence

@@ -21,7 +21,7 @@ class Runtime:
         self.policy = config.build_policy()
         self.pools: Pools | None = None
         self._evictor: Evictor | None = None
-        self._ranks = 1
+        self._ranks, self._rank = 1, 0
 
     def hooks(self) -> targets.Hooks:
         """Hook of each target; installing them changes nothing until :meth:`attach`."""
@@ -43,7 +43,7 @@ class Runtime:
 
         self.pools = Pools(scheduler)
         self._evictor = Evictor(scheduler, self.config, self.policy, self.pools)
-        self._ranks = get_parallel().tp_size
+        self._ranks, self._rank = get_parallel().tp_size, get_parallel().tp_rank
         SchedulerOutputStreamer.has_additional_customized_info = True
 
     def add_handshake(self, info: dict[str, Any], _scheduler: Any) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Runtime:
         state.advance(computed - state.offset)
         if state.trace is not None and req.finished():
             assert self.config.trace is not None
-            state.trace.write(self.config.trace, req.rid)
+            state.trace.write(self.config.trace, req.rid if self._ranks == 1 else f"{req.rid}.tp{self._rank}")
 
     def after_reset_for_retract(self, _result: None, req: Any) -> None:
         state = residency_of(req)

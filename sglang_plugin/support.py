@@ -63,6 +63,7 @@ REFUSED = {
     "nnodes": "only the first node's schedulers report which policy they run",
     "kv_cache_dtype": "policies score keys and values in the model's own precision",
     "is_embedding": "an embedding model does not decode",
+    "kv_canary": "it checks that a slot holds the token of its position, which compaction ends",
     "strip_thinking_cache": "it frees rows by the length of the text",
     "prefill_only_disable_kv_cache": "there would be no cache",
     "tokenizer_worker_num": "the extra tokenizer processes do not attach the report to responses",
@@ -95,7 +96,10 @@ def _unsupported(what: str, why: str) -> KVPolicyError:
 def check_options(server_args: Any) -> None:
     """Raise KVPolicyError on the first option that differs from its default and is not allowed."""
     import msgspec
+    from sglang.srt.environ import envs
 
+    if envs.SGLANG_RUST_SERVER.get():
+        raise _unsupported("SGLANG_RUST_SERVER=1", "the Rust server passes on no extra metadata of a response")
     groups: dict[str, str] = type(server_args)._NS_BY_FIELD
     for field in msgspec.structs.fields(type(server_args)):
         name, value = field.name, getattr(server_args, field.name)
@@ -133,7 +137,7 @@ def check_model(server_args: Any) -> None:
 
 def before_validate_request(_manager: Any, obj: Any, input_ids: Any) -> None:
     """Refuse single requests of an unsupported kind; SGLang answers the client with the sentence."""
-    if getattr(obj, "session_params", None) or getattr(obj, "session_id", None):
+    if getattr(obj, "session_params", None):
         raise _unsupported("sessions", REFUSED["enable_streaming_session"])
     parameters = getattr(obj, "sampling_params", None)
     if isinstance(parameters, dict) and (parameters.get("beam_width") or 1) > 1:

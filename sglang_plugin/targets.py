@@ -112,7 +112,6 @@ def verify(hooks: Hooks) -> None:
 
 def _calls(function: Any, hook: Callable[..., Any]) -> bool:
     """Whether `function` is a wrapper that SGLang's registry made around `hook`."""
-    function = getattr(function, "__func__", function)
     return any(cell.cell_contents == hook for cell in getattr(function, "__closure__", None) or ())
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import urllib.parse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+logger = logging.getLogger(__name__)
 
 
 class Trace:
@@ -32,12 +36,22 @@ class Trace:
         self._kept.append(self._positions.numpy().copy())
         self._true_len.append(true_len)
 
-    def write(self, folder: str, rid: str) -> None:
-        """Write ``<folder>/<rid>.npz``, whole or not at all."""
-        target = Path(folder) / f"{urllib.parse.quote(rid, safe='')}.npz"
+    def write(self, folder: str, name: str) -> None:
+        """Write ``<folder>/<name>.npz``, whole or not at all; a failure is logged, for serving goes on."""
+        target = Path(folder) / f"{_file_name(name)}.npz"
         partial = target.with_suffix(".part")
-        target.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = {f"kept_{i}": kept for i, kept in enumerate(self._kept)}
-        with partial.open("wb") as file:
-            np.savez_compressed(file, true_len=np.array(self._true_len, dtype=np.int64), **arrays)
-        partial.rename(target)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                np.savez_compressed(file, true_len=np.array(self._true_len, dtype=np.int64), **arrays)
+            partial.rename(target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            logger.error("kvpolicy: the trace of request %s is lost: %s", name, error)
+
+
+def _file_name(name: str) -> str:
+    """A request's id, which clients may choose, as a file name."""
+    quoted = urllib.parse.quote(name, safe="")
+    return quoted if len(quoted) <= 200 else hashlib.sha256(name.encode()).hexdigest()

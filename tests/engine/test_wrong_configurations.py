@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.process
 import subprocess
 import sys
 from pathlib import Path
@@ -52,13 +53,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.fixture
 def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail the test if a scheduler process, which would load weights, is about to be started."""
-    from sglang.srt.entrypoints.engine import Engine
+    """Fail the test if a process (a scheduler, which would load weights) is about to be started."""
 
-    def launched(*_: Any, **__: Any) -> None:
-        raise AssertionError("a scheduler process was started")
+    def started(process: multiprocessing.process.BaseProcess) -> None:
+        raise AssertionError(f"{process} was started")
 
-    monkeypatch.setattr(Engine, "_launch_scheduler_processes", launched)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", started)
 
 
 def assert_one_sentence(error: KVPolicyError, fragment: str) -> None:

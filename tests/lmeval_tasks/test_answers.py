@@ -1,7 +1,7 @@
 import json
-from decimal import Decimal
 
 import pytest
+
 from kvpolicy.lmeval_tasks.answers import final_number, is_correct
 from kvpolicy.lmeval_tasks.gsm8k_sample.task import DATA
 
@@ -32,6 +32,8 @@ GOLDEN = {
     "last number": ("She makes 9 * 2 = $18 every day.", "18"),
     "last number with commas": ("a profit of $70,000.", "70000"),
     "last number, decimals": ("It costs $2.50", "2.5"),
+    "last number with a unit": ("He runs 540m on the 3rd day", "540"),
+    "after a bracket": ("#### (5)", "5"),
     "negative": ("The answer is -5.", "-5"),
     "negative dollars": ("#### -$5", "-5"),
     "true minus sign": ("#### \N{MINUS SIGN}5", "-5"),
@@ -39,6 +41,7 @@ GOLDEN = {
     "percent": ("The answer is 25%.", "25"),
     "after thinking": ("<think>The answer is 20?</think>The answer is 18.", "18"),
     "thinking opened by the prompt": (r"maybe \boxed{20}</think>So 18.", "18"),
+    "empty box quoted from the question": (r"I put it within \boxed{}. She makes 18", "18"),
     "gold with comma": ("#### 57500", "57,500"),
 }
 NO_ANSWER = {
@@ -47,6 +50,8 @@ NO_ANSWER = {
     "empty box": r"\boxed{}",
     "unclosed box": r"so \boxed{",
     "thinking that never ends": "<think>The answer is 18. But wait",
+    "boxed fraction": r"1/2 is \boxed{\frac{1}{2}}",
+    "boxed word": r"After 2 days: \boxed{none}",
     "digits inside a word": "see table A18b",
 }
 
@@ -72,12 +77,8 @@ def test_truncated_response_needs_a_marked_answer(text: str, number: int | None)
     assert final_number(text, truncated=True) == number
 
 
-def test_fraction_in_a_box_is_not_its_denominator() -> None:
-    assert final_number(r"\boxed{\frac{1}{2}}") != Decimal(2)
-
-
 def test_garbage_is_graded_in_no_time() -> None:
-    assert final_number("9" * 200_000 + "x") is None
+    assert final_number("9" * 200_000 + "_") is not None
     assert final_number("\\boxed{" * 2_000) is None
     assert final_number("#### " * 50_000) is None
 

@@ -84,10 +84,10 @@ def test_values_take_the_type_of_their_field(name: str, text: str, value: object
     [
         pytest.param("count", "many", "option 'count' must be a whole number, got 'many'", id="word"),
         pytest.param("count", "1.5", "option 'count' must be a whole number, got '1.5'", id="fraction"),
-        pytest.param("count", "-1", "option 'count' must not be negative, got '-1'", id="negative"),
+        pytest.param("count", "-1", "option 'count' must be at least 0, got '-1'", id="negative"),
         pytest.param("count", "none", "option 'count' must be a whole number, got 'none'", id="none"),
         pytest.param("share", "half", "option 'share' must be a number, got 'half'", id="no number"),
-        pytest.param("share", "-0.5", "option 'share' must not be negative, got '-0.5'", id="negative number"),
+        pytest.param("share", "-0.5", "option 'share' must be at least 0, got '-0.5'", id="negative number"),
         pytest.param("smooth", "yes", "option 'smooth' is true or false, got 'yes'", id="yes"),
         pytest.param("smooth", "1", "option 'smooth' is true or false, got '1'", id="one for true"),
         pytest.param("mode", "median", "option 'mode' is one of mean, max, got 'median'", id="no choice"),

@@ -15,6 +15,7 @@ from kvpolicy.quant.kv_bytes import kv_bytes_per_token
         pytest.param(30, 3, 64, 16, 23040, id="SmolLM2-135M in bf16"),
         pytest.param(30, 3, 64, 32, 46080, id="SmolLM2-135M in fp32"),
         pytest.param(1, 1, 1, 8, 2, id="one byte of key and one of value"),
+        pytest.param(1, 1, 1, 3, 0.75, id="less than a byte"),
         pytest.param(36, 8, 128, 4, 36 * 1024, id="packed to 4 bits"),
         pytest.param(2, 2, 80, 4.5, 360, id="4 bits and half a bit of scale"),
     ],

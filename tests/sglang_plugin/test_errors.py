@@ -49,7 +49,6 @@ def test_other_errors_still_reach_a_hook_that_was_there_before() -> None:
     assert ended.stderr == "own hook: not ours\n"
 
 
-@pytest.mark.xfail(reason="the two hooks call each other without end")
 def test_a_later_hook_that_calls_the_one_before_it_still_works() -> None:
     wrap = (
         "before = sys.excepthook\n"
