@@ -14,19 +14,32 @@ from kvpolicy.sglang_plugin.runtime import handshake
 
 logger = logging.getLogger(__name__)
 
+# Share of main memory for weights and KV cache, where SGLang serves on the CPU and nobody chose one.
+CPU_MEMORY_FRACTION = 0.5
+
 
 def server_args_from_keywords(**keywords: Any) -> Any:
     """`Engine(**keywords)` to a `ServerArgs` record; stands in for the class that SGLang calls here."""
     from sglang.srt.server_args import ServerArgs
 
     config = arguments.take_arguments(keywords)
-    if str(keywords.get("device") or "").startswith("cuda") and not has_accelerator():
-        logger.warning("device=%s, but there is no GPU here: serving on the CPU.", keywords["device"])
-        keywords["device"] = "cpu"
+    if not has_accelerator():
+        fit_to_cpu(keywords)
     server_args = ServerArgs(**keywords)
     if config is not None:
         prepare(server_args, config)
     return server_args
+
+
+def fit_to_cpu(keywords: dict[str, Any]) -> None:
+    """Make the arguments that lm-eval passes for a GPU work without one."""
+    if str(keywords.get("device") or "").startswith("cuda"):
+        logger.warning("device=%s, but there is no GPU here: serving on the CPU.", keywords["device"])
+        keywords["device"] = "cpu"
+    if keywords.get("mem_fraction_static") is None:
+        # SGLang sets aside memory for a GPU's activations first, 24 GiB for lm-eval's prefill in one piece:
+        # on a small machine less than nothing is left for the cache.
+        keywords["mem_fraction_static"] = CPU_MEMORY_FRACTION
 
 
 def prepare(server_args: Any, config: KVPolicyConfig) -> None:

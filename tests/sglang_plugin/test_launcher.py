@@ -1,0 +1,58 @@
+"""What the launching process makes of arguments, and which reports of a scheduler it accepts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from kvpolicy.sglang_plugin import launcher
+from kvpolicy.sglang_plugin.config import KVPolicyConfig
+from kvpolicy.sglang_plugin.errors import KVPolicyError
+from kvpolicy.sglang_plugin.runtime import handshake
+
+CONFIG = KVPolicyConfig("vase-dkv", budget=256)
+
+
+def test_the_cuda_device_of_lm_eval_becomes_the_cpu_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    keywords = {"device": "cuda:0", "mem_fraction_static": None}
+    launcher.fit_to_cpu(keywords)
+    launcher.fit_to_cpu(keywords)
+    assert keywords == {"device": "cpu", "mem_fraction_static": launcher.CPU_MEMORY_FRACTION}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_memory_that_was_chosen_is_left_alone() -> None:
+    keywords = {"device": "cpu", "mem_fraction_static": 0.2}
+    launcher.fit_to_cpu(keywords)
+    assert keywords == {"device": "cpu", "mem_fraction_static": 0.2}
+
+
+def test_a_scheduler_that_reports_the_policy_is_accepted() -> None:
+    launcher.check_handshake(handshake(KVPolicyConfig("vase-dkv", budget=256)), CONFIG)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        pytest.param(None, id="nothing"),
+        pytest.param({}, id="empty"),
+        pytest.param(handshake(dataclasses.replace(CONFIG, budget=512)), id="other budget"),
+        pytest.param(handshake(dataclasses.replace(CONFIG, policy="full")), id="other policy"),
+        pytest.param({**handshake(CONFIG), "hooks": handshake(CONFIG)["hooks"][1:]}, id="a hook less"),
+        pytest.param({**handshake(CONFIG), "version": "0"}, id="other version"),
+    ],
+)
+def test_any_other_report_of_a_scheduler_is_refused(report: dict[str, Any] | None) -> None:
+    with pytest.raises(KVPolicyError, match="where kv_policy=vase-dkv was asked for"):
+        launcher.check_handshake(report, CONFIG)
+
+
+def test_a_request_has_one_report_and_an_unfinished_one_has_none() -> None:
+    finished: dict[str, Any] = {"id": "a", "kv_policy": [{"evictions": 2}]}
+    unfinished: dict[str, Any] = {"id": "a", "kv_policy": []}
+    launcher.after_request_meta_info(None, None, finished)
+    launcher.after_request_meta_info(None, None, unfinished)
+    assert finished == {"id": "a", "kv_policy": {"evictions": 2}}
+    assert unfinished == {"id": "a"}
