@@ -54,6 +54,7 @@ def around_from_cli_args(original: Callable[..., Any], cls: type, args: argparse
     from kvpolicy.sglang_plugin import launcher
 
     config = config_from({name: getattr(args, name, None) for name in ARGUMENTS})
+    launcher.fit_to_machine(vars(args))
     server_args = original(cls, args)
     if config is not None:
         launcher.prepare(server_args, config)

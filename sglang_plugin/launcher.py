@@ -23,18 +23,24 @@ def server_args_from_keywords(**keywords: Any) -> Any:
     from sglang.srt.server_args import ServerArgs
 
     config = arguments.take_arguments(keywords)
-    if not has_accelerator():
-        fit_to_cpu(keywords)
+    fit_to_machine(keywords)
     server_args = ServerArgs(**keywords)
     if config is not None:
         prepare(server_args, config)
     return server_args
 
 
-def fit_to_cpu(keywords: dict[str, Any]) -> None:
-    """Make the arguments that lm-eval passes for a GPU work without one."""
-    if str(keywords.get("device") or "").startswith("cuda"):
+def fit_to_machine(keywords: dict[str, Any]) -> None:
+    """Where there is no accelerator, make the arguments of `ServerArgs` work without one, in place.
+
+    lm-eval passes a cuda device, and SGLang cannot find the device of an out-of-tree CPU platform itself.
+    """
+    if has_accelerator():
+        return
+    if str(keywords.get("device")).startswith("cuda"):
         logger.warning("device=%s, but there is no GPU here: serving on the CPU.", keywords["device"])
+        keywords["device"] = "cpu"
+    if keywords.get("device") is None:
         keywords["device"] = "cpu"
     if keywords.get("mem_fraction_static") is None:
         # SGLang sets aside memory for a GPU's activations first, 24 GiB for lm-eval's prefill in one piece:

@@ -54,7 +54,8 @@ def test_a_changed_function_is_found_before_a_process_is_started(
     owner_path, _, name = target.path.rpartition(".")
     owner = pkgutil.resolve_name(owner_path)
     if how == "missing":
-        monkeypatch.delattr(owner, name)
+        for holder in getattr(owner, "__mro__", (owner,)):
+            monkeypatch.delattr(holder, name, raising=False)
     else:
         monkeypatch.setattr(owner, name, lambda renamed: None)
     with pytest.raises(ValueError, match=name) as caught:
@@ -101,5 +102,5 @@ def test_lm_eval_stops_too(tiny: Path) -> None:
 def test_without_kv_arguments_the_same_sabotage_harms_nobody(tiny: Path, tmp_path: Path) -> None:
     """Stock SGLang: nothing of the runtime is hooked, so nothing can fail to be."""
     sabotage = f"children|{targets.UPDATE_BATCH.path}|unhooked"
-    result = start_engine(tiny, tmp_path / "run.py", sabotage, "log_level='error'")
+    result = start_engine(tiny, tmp_path / "run.py", sabotage, "max_total_tokens=8192")
     assert result.returncode == 0, result.stderr[-3000:]

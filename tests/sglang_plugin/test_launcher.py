@@ -15,17 +15,35 @@ from kvpolicy.sglang_plugin.runtime import handshake
 CONFIG = KVPolicyConfig("vase-dkv", budget=256)
 
 
+@pytest.fixture(autouse=True)
+def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "has_accelerator", lambda: False)
+
+
 def test_the_cuda_device_of_lm_eval_becomes_the_cpu_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     keywords = {"device": "cuda:0", "mem_fraction_static": None}
-    launcher.fit_to_cpu(keywords)
-    launcher.fit_to_cpu(keywords)
+    launcher.fit_to_machine(keywords)
+    launcher.fit_to_machine(keywords)
     assert keywords == {"device": "cpu", "mem_fraction_static": launcher.CPU_MEMORY_FRACTION}
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+def test_the_device_is_the_cpu_when_none_is_named() -> None:
+    keywords: dict[str, Any] = {"mem_fraction_static": 0.2}
+    launcher.fit_to_machine(keywords)
+    assert keywords["device"] == "cpu"
+
+
+def test_with_an_accelerator_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "has_accelerator", lambda: True)
+    keywords = {"device": "cuda:0", "mem_fraction_static": None}
+    launcher.fit_to_machine(keywords)
+    assert keywords == {"device": "cuda:0", "mem_fraction_static": None}
+
+
 def test_memory_that_was_chosen_is_left_alone() -> None:
     keywords = {"device": "cpu", "mem_fraction_static": 0.2}
-    launcher.fit_to_cpu(keywords)
+    launcher.fit_to_machine(keywords)
     assert keywords == {"device": "cpu", "mem_fraction_static": 0.2}
 
 
