@@ -86,7 +86,9 @@ class Evictor:
             compact(keys, row, keep[layer], destination)
             compact(values, row, keep[layer], destination)
         pools.set_row(req, destination, left_over, evicted=length - n_keep)
-        req.skip_radix_cache_insert = True  # a compacted row is the prefix of no text
+        if state.barred_before is None:
+            state.barred_before = req.skip_radix_cache_insert
+            req.skip_radix_cache_insert = True  # a compacted row is the prefix of no text
         if self._config.trace is not None:
             if state.trace is None:
                 assert state.published is not None

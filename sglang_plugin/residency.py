@@ -32,6 +32,7 @@ class Residency:
     peak: int = 0
     end: int = 0
     true_len: int = 0
+    barred_before: bool | None = None  # SGLang's skip_radix_cache_insert, as it was before the first compaction
     trace: Any = None
 
     def prefilled(self, length: int) -> None:
@@ -63,7 +64,7 @@ class Residency:
 
     def retracted(self) -> None:
         """SGLang gave the request's slots back; it will prefill prompt and output anew."""
-        self.published = self.start = self.trace = None
+        self.published = self.start = self.barred_before = self.trace = None
         self.offset = 0
 
     def statistics(self) -> dict[str, float]:

@@ -71,8 +71,8 @@ class Runtime:
 
     def after_reset_for_retract(self, _result: None, req: Any) -> None:
         state = residency_of(req)
-        if state.offset:
-            req.skip_radix_cache_insert = False  # its rows will be whole again
+        if state.barred_before is not None:
+            req.skip_radix_cache_insert = state.barred_before  # its row will be whole again
         state.retracted()
 
     def after_alloc_rows(self, rows: list[int] | None, pool: Any, need_size: int) -> None:
