@@ -98,20 +98,23 @@ def check_handshake(report: dict[str, Any] | None, config: KVPolicyConfig) -> No
         )
 
 
-def after_request_meta_info(_result: None, _manager: Any, meta_info: dict[str, Any], *_args: Any) -> None:
-    """One report per response, where SGLang's metadata of a request is a list with one entry per output."""
-    reports = meta_info.get(META_KEY)
-    if isinstance(reports, list):
-        if reports:
-            meta_info[META_KEY] = reports[-1]
-        else:
-            del meta_info[META_KEY]
+def before_request_meta_info(
+    manager: Any, meta_info: dict[str, Any], state: Any, customized_info: dict[str, Any], index: int, *rest: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Put the report of a finished request into its `meta_info`, and keep it from SGLang's own handling.
+
+    SGLang takes customized info for one entry per output token: it would accumulate and slice it.
+    """
+    others = {key: values for key, values in customized_info.items() if key != META_KEY}
+    if (report := customized_info.get(META_KEY, {index: None})[index]) is not None:
+        meta_info[META_KEY] = report
+    return (manager, meta_info, state, others, index, *rest), {}
 
 
 HOOKS: targets.Hooks = {
     targets.CHECK_ARGS: after_check_server_args,
     targets.LAUNCH: after_launch,
-    targets.REQUEST_META: after_request_meta_info,
+    targets.REQUEST_META: before_request_meta_info,
     targets.VALIDATE_REQUEST: support.before_validate_request,
     targets.GENERATE: lmeval_text.after_generate,
 }

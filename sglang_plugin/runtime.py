@@ -86,11 +86,11 @@ class Runtime:
             forward_batch.positions = forward_batch.positions + shift.to(forward_batch.positions.dtype)
 
     def after_output_info(self, info: dict[str, list[Any]], _streamer: Any, reqs: list[Any]) -> dict[str, list[Any]]:
-        """Attach the report to finished responses (a list per request: SGLang concatenates them)."""
+        """Attach the report to finished responses; others get None."""
         assert self.pools is not None
         per_token = self.pools.bytes_per_token * self._ranks
         reports = [
-            [response_report(residency_of(req), self.config, per_token, req.retraction_count)] if req.finished() else []
+            response_report(residency_of(req), self.config, per_token, req.retraction_count) if req.finished() else None
             for req in reqs
         ]
         return {**info, META_KEY: reports}

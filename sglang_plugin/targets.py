@@ -42,7 +42,9 @@ SCHEDULER_INIT = Target(_scheduler("__init__"), "around", ("self", "server_args"
 CHECK_ARGS = Target("sglang.srt.server_args.ServerArgs.check_server_args", "after", ("self",))
 LAUNCH = Target("sglang.srt.entrypoints.engine.Engine._launch_scheduler_processes", "after", ("server_args",))
 REQUEST_META = Target(
-    "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_request_meta_info", "after", ("meta_info",)
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_request_meta_info",
+    "before",
+    ("meta_info", "state", "customized_info", "index"),
 )
 VALIDATE_REQUEST = Target(
     "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request", "before", ("obj", "input_ids")
@@ -117,12 +119,13 @@ def _calls(function: Any, hook: Callable[..., Any]) -> bool:
 
 def install(hooks: Hooks) -> None:
     """Check, hook and verify all of `hooks`; a second call with the same hooks does nothing."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
     check(hooks)
     for target, hook in hooks.items():
         if target not in _installed:
-            HookRegistry.register(target.path, hook, HookType(target.kind))
+            source = HookSource(plugin_name="kvpolicy", dist_name="sglang-kvpolicy")
+            HookRegistry.register(target.path, hook, HookType(target.kind), source=source)
             _installed[target] = hook
     HookRegistry.apply_hooks()
     verify({target: _installed[target] for target in hooks})

@@ -12,11 +12,15 @@ from kvpolicy.policies.registry import POLICIES
 Tokens = list[list[int]]
 
 
+OVERLAP = pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no-overlap"])
+
+
+@OVERLAP
 @pytest.mark.parametrize("policy", POLICIES)
 def test_with_a_budget_beyond_the_length_output_is_stock_output(
-    policy: str, tiny: Path, prompts: Tokens, stock_tokens: Tokens
+    policy: str, overlap: bool, tiny: Path, prompts: Tokens, stock_tokens: Tokens
 ) -> None:
-    with harness.engine(tiny, kv_policy=policy, kv_budget=4096) as running:
+    with harness.engine(tiny, kv_policy=policy, kv_budget=4096, disable_overlap_schedule=not overlap) as running:
         responses = harness.greedy(running, prompts, 120)
     assert [response["output_ids"] for response in responses] == stock_tokens
     for prompt, response in zip(prompts, responses, strict=True):
@@ -27,7 +31,7 @@ def test_with_a_budget_beyond_the_length_output_is_stock_output(
         assert report["resident_mean"] == report["full_mean"] == len(prompt) + 60
 
 
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no-overlap"])
+@OVERLAP
 def test_permuting_all_slots_per_head_and_layer_changes_nothing(
     overlap: bool, tiny: Path, prompts: Tokens, stock_tokens: Tokens
 ) -> None:

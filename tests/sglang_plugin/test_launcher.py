@@ -68,9 +68,14 @@ def test_any_other_report_of_a_scheduler_is_refused(report: dict[str, Any] | Non
 
 
 def test_a_request_has_one_report_and_an_unfinished_one_has_none() -> None:
-    finished: dict[str, Any] = {"id": "a", "kv_policy": [{"evictions": 2}]}
-    unfinished: dict[str, Any] = {"id": "a", "kv_policy": []}
-    launcher.after_request_meta_info(None, None, finished)
-    launcher.after_request_meta_info(None, None, unfinished)
-    assert finished == {"id": "a", "kv_policy": {"evictions": 2}}
-    assert unfinished == {"id": "a"}
+    customized = {"kv_policy": [None, {"evictions": 2}], "other": [[1], [2]]}
+    for index, meta in enumerate(({"id": "a"}, {"id": "b", "kv_policy": {"evictions": 2}})):
+        arguments = (None, {"id": meta["id"]}, None, customized, index, "reason")
+        passed_on, keywords = launcher.before_request_meta_info(*arguments)
+        assert passed_on == (None, meta, None, {"other": [[1], [2]]}, index, "reason")
+        assert keywords == {}
+
+
+def test_info_without_a_report_is_passed_on() -> None:
+    passed_on, _ = launcher.before_request_meta_info(None, {"id": "a"}, None, {"other": [[1]]}, 0, None)
+    assert passed_on == (None, {"id": "a"}, None, {"other": [[1]]}, 0, None)
