@@ -19,11 +19,13 @@ if [[ -z ${MODEL:-} ]]; then
   python examples/smollm2_checkpoint.py "$MODEL"
   # Its shortest prompt and response are over 200 tokens, so at 128 + 32 every response is compacted.
   BUDGET=${BUDGET:-128} MAX_TOKENS=${MAX_TOKENS:-320}
-  # On a CPU the pool would otherwise take most of the main memory.
+  # On a CPU the pool would otherwise take half of the main memory.
   MODEL_ARGS=${MODEL_ARGS:-max_total_tokens=16384}
 else
   # A thinking model needs room to finish its thoughts.
   BUDGET=${BUDGET:-256} MAX_TOKENS=${MAX_TOKENS:-2048}
+  # lm-eval turns chunked prefill off, and SGLang then sets 24 GiB aside: more than a small GPU has.
+  MODEL_ARGS=${MODEL_ARGS:-chunked_prefill_size=2048}
 fi
 PERIOD=${PERIOD:-32} POLICY=${POLICY:-vase-dkv} LIMIT=${LIMIT:-8} BATCH=${BATCH:-4}
 # A new folder each time: lm-eval only warns when it cannot save, and an older run must not pass for this one.
@@ -34,11 +36,11 @@ show_and_run() {
   eval "$1"
 }
 
-# lm-eval turns chunked prefill off, and SGLang then sets 24 GiB aside. With log_level=info SGLang tells how many
-# tokens it holds as it decodes. lm-eval's bar moves once a batch, so a batch is less than all problems.
+# With log_level=info SGLang tells how many tokens it holds as it decodes. lm-eval's bar moves once a batch, so a
+# batch is less than all problems.
 show_and_run "lm_eval --model sglang \\
   --model_args pretrained=$MODEL,kv_policy=$POLICY,kv_budget=$BUDGET,kv_period=$PERIOD,\
-chunked_prefill_size=2048,log_level=info${MODEL_ARGS:+,$MODEL_ARGS} \\
+log_level=info${MODEL_ARGS:+,$MODEL_ARGS} \\
   --tasks kvp_gsm8k_sample --include_path \"\$(kvpolicy tasks)\" --apply_chat_template \\
   --gen_kwargs max_gen_toks=$MAX_TOKENS --limit $LIMIT --batch_size $BATCH --log_samples --output_path $OUT"
 
