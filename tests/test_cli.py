@@ -1,0 +1,67 @@
+"""The `kvpolicy` command, called as a user calls it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvpolicy.cli import COMMANDS, main
+from kvpolicy.policies.registry import POLICIES
+from kvpolicy.sglang_plugin.config import ARGUMENTS
+
+
+def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: kvpolicy {name}" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["evict"])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert all(name in error for name in COMMANDS)
+
+
+def test_flags_prints_each_flag_and_each_keyword(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["flags"]) == 0
+    shown = capsys.readouterr().out
+    for name in ARGUMENTS:
+        assert "--" + name.replace("_", "-") in shown
+        assert name in shown
+
+
+def test_policies_lists_all_and_documents_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policies"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in POLICIES)
+    assert "kv_options: sinks=4, recent=None, rank=20" in shown
+    assert main(["policies", "vase-dkv"]) == 0
+    assert "arXiv 2606.03928" in capsys.readouterr().out
+
+
+def test_policies_answers_an_unknown_name_with_one_sentence() -> None:
+    command = [Path(sys.executable).parent / "kvpolicy", "policies", "vase"]
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr == f"kvpolicy: 'vase' is not a policy; known: {', '.join(POLICIES)}.\n"
+
+
+def test_tasks_prints_the_folder_of_the_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tasks"]) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    assert list(folder.rglob("gsm8k_sample.yaml"))
