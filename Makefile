@@ -25,7 +25,7 @@ demo: $(READY)  ## stock lm-eval on SGLang with a KV budget (MODEL=Qwen/Qwen3-4B
 	PYTHON=$(BIN) examples/demo.sh
 
 test: $(READY)  ## all tests, engines included (SGLANG starts about 40 times)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=10
 
 test-unit: $(READY)  ## the tests that start no engine (one minute)
 	$(BIN)/python -m pytest -m "not engine"
