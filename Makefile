@@ -24,7 +24,7 @@ $(READY): pyproject.toml
 demo: $(READY)  ## stock lm-eval on SGLang with a KV budget (MODEL=Qwen/Qwen3-4B, POLICY=, BUDGET=, PERIOD=, LIMIT=)
 	PYTHON=$(BIN) examples/demo.sh
 
-test: $(READY)  ## all tests, engines included (SGLANG starts about 40 times)
+test: $(READY)  ## all tests, engines included (SGLang starts about 50 times)
 	$(BIN)/python -m pytest --durations=10
 
 test-unit: $(READY)  ## the tests that start no engine (one minute)
