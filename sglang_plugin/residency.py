@@ -30,8 +30,6 @@ class Residency:
     resident_sum: float = 0.0
     full_sum: float = 0.0
     peak: int = 0
-    end: int = 0
-    true_len: int = 0
     barred_before: bool | None = None  # SGLang's skip_radix_cache_insert, as it was before the first compaction
     trace: Any = None
 
@@ -51,8 +49,6 @@ class Residency:
             self.full_sum += total + steps * self.offset
             self.start = resident
         self.peak = max(self.peak, self.start)
-        self.end = self.start
-        self.true_len = self.start + self.offset
 
     def evicted(self, resident: int, kept: int) -> None:
         """The row was cut from `resident` to `kept` tokens."""
@@ -60,7 +56,7 @@ class Residency:
         self.evictions += 1
         self.tokens_evicted += resident - kept
         self.offset += resident - kept
-        self.start = self.end = kept
+        self.start = kept
 
     def retracted(self) -> None:
         """SGLang gave the request's slots back; it will prefill prompt and output anew."""
@@ -69,8 +65,9 @@ class Residency:
 
     def statistics(self) -> dict[str, float]:
         """Measured residency; means are over decode steps, each counting the tokens it attended to."""
-        resident = self.resident_sum / self.steps if self.steps else float(self.end)
-        full = self.full_sum / self.steps if self.steps else float(self.end)
+        end = self.start or 0  # a request that was aborted while it waited to be resumed holds nothing
+        resident = self.resident_sum / self.steps if self.steps else float(end)
+        full = self.full_sum / self.steps if self.steps else float(end + self.offset)
         return {
             "evictions": self.evictions,
             "tokens_evicted": self.tokens_evicted,
@@ -78,9 +75,9 @@ class Residency:
             "decode_steps": self.steps,
             "resident_mean": resident,
             "resident_peak": self.peak,
-            "resident_end": self.end,
+            "resident_end": end,
             "full_mean": full,
-            "full_end": self.true_len,
+            "full_end": end + self.offset,
         }
 
 

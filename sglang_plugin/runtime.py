@@ -44,6 +44,8 @@ class Runtime:
         self.pools = Pools(scheduler)
         self._evictor = Evictor(scheduler, self.config, self.policy, self.pools)
         self._ranks, self._rank = get_parallel().tp_size, get_parallel().tp_rank
+        # Set on a class that does not read it, this would lose every report without a word.
+        assert hasattr(SchedulerOutputStreamer, "has_additional_customized_info"), "SGLang renamed the opt-in"
         SchedulerOutputStreamer.has_additional_customized_info = True
 
     def add_handshake(self, info: dict[str, Any], _scheduler: Any) -> dict[str, Any]:
@@ -86,8 +88,10 @@ class Runtime:
             forward_batch.positions = forward_batch.positions + shift.to(forward_batch.positions.dtype)
 
     def after_output_info(self, info: dict[str, list[Any]], _streamer: Any, reqs: list[Any]) -> dict[str, list[Any]]:
-        """Attach the report to finished responses; others get None."""
+        """Attach the report to finished responses; others get None, and a step that finishes none adds nothing."""
         assert self.pools is not None
+        if not any(req.finished() for req in reqs):
+            return info
         per_token = self.pools.bytes_per_token * self._ranks
         reports = [
             response_report(residency_of(req), self.config, per_token, req.retraction_count) if req.finished() else None

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,6 +95,15 @@ def greedy(running: Any, prompts: list[list[int]], tokens: int, **parameters: An
     """Generate `tokens` tokens greedily for all prompts in one batch, never stopping early."""
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **parameters}
     return running.generate(input_ids=prompts, sampling_params=sampling)
+
+
+def flush(running: Any) -> None:
+    """Flush the radix cache; SGLang refuses while a step is still in flight, so ask for up to ten seconds."""
+    for _ in range(100):
+        if running.flush_cache().success:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the scheduler never became idle")
 
 
 def probe_lines(path: Path) -> list[dict[str, Any]]:

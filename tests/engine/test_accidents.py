@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,9 @@ def running(request: pytest.FixtureRequest, tiny: Path) -> Iterator[Any]:
         yield engine
 
 
-def flush(running: Any) -> None:
-    """Flush the radix cache; SGLang refuses while a step is still in flight, so ask for up to ten seconds."""
-    for _ in range(100):
-        if running.flush_cache().success:
-            return
-        time.sleep(0.1)
-    raise AssertionError("the scheduler never became idle")
-
-
 def assert_pool_is_whole(running: Any) -> None:
     """After a flush every slot is free; a scheduler that found a leak would have died before it could answer."""
-    flush(running)
+    harness.flush(running)
     (state,) = running.get_server_info()["internal_states"]
     assert state["memory_usage"]["token_capacity"] == POOL
     response = harness.greedy(running, [list(range(200, 230))], 100)[0]
@@ -99,7 +89,7 @@ def test_flushing_the_cache_between_requests_changes_no_output(running: Any, pro
     outputs = []
     for _ in range(2):
         outputs.append([response["output_ids"] for response in harness.greedy(running, prompts, 90)])
-        flush(running)
+        harness.flush(running)
     assert outputs[0] == outputs[1]
     assert_pool_is_whole(running)
 

@@ -52,7 +52,14 @@ def test_the_literal_command_needs_no_argument_of_ours_but_policy_and_budget(smo
         *("--model_args", f"pretrained={smollm2},kv_policy=vase-dkv,kv_budget=100", "--tasks", "kvp_gsm8k_sample"),
         *("--limit", "1", "--gen_kwargs", "max_gen_toks=150", "--log_samples", "--output_path", tmp_path),
     ]
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=400, check=False)
+    result = subprocess.run(
+        [str(part) for part in command],
+        env={**os.environ, **harness.CHECKS},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stderr.count("serving on the CPU") == 1
     (file,) = tmp_path.rglob("samples_*.jsonl")

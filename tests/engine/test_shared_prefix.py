@@ -24,7 +24,7 @@ def test_a_prefix_shared_with_an_evicting_request_stays_bit_identical(
     settings = {"kv_policy": "vase-dkv", "kv_budget": 96, "kv_period": 16, "disable_overlap_schedule": not overlap}
     with harness.engine(tiny, environment, **settings) as running:
         alone = harness.greedy(running, [second], 12)[0]
-        running.flush_cache()
+        harness.flush(running)
         probe.unlink()
         evicting = harness.greedy(running, [first], 200)[0]
         beside = harness.greedy(running, [second], 12)[0]
