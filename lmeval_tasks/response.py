@@ -9,29 +9,44 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+KVRecord = Mapping[str, Any]
+
 
 def cut_off(text: str) -> bool | None:
     """Whether the response ended at the token limit; None if the text does not say."""
-    reason = getattr(text, "meta_info", {}).get("finish_reason")
+    reason = _meta_info(text).get("finish_reason")
     return None if reason is None else reason["type"] == "length"
 
 
-def metrics_of(text: str) -> dict[str, Any]:
-    """``truncated`` (0 or 1) and ``kv_policy`` (the record of what happened to the cache), where known."""
-    metrics: dict[str, Any] = {}
-    if (truncated := cut_off(text)) is not None:
-        metrics["truncated"] = int(truncated)
-    if (record := getattr(text, "meta_info", {}).get("kv_policy")) is not None:
-        metrics["kv_policy"] = record
-    return metrics
+def tokens_of(text: str) -> int | None:
+    """Length of the response in tokens, thinking included; None if the text does not say."""
+    tokens: int | None = _meta_info(text).get("completion_tokens")
+    return tokens
 
 
-def held_share(record: Mapping[str, Any]) -> float:
+def record_of(text: str) -> KVRecord | None:
+    """What happened to the response's KV cache; None if the text does not say."""
+    record: KVRecord | None = _meta_info(text).get("kv_policy")
+    return record
+
+
+def _meta_info(text: str) -> Mapping[str, Any]:
+    return getattr(text, "meta_info", None) or {}
+
+
+def held_share(record: KVRecord) -> float:
     """Mean KV bytes of one response over what the full cache would have held at the same steps."""
     full = record["kv_bytes_full_mean"]
     return record["kv_bytes_mean"] / full if full else 1.0
 
 
-def mean_held_share(records: Sequence[Mapping[str, Any]]) -> float:
-    """lm-eval aggregation of ``kv_policy``: the mean of :func:`held_share` over responses."""
-    return sum(map(held_share, records)) / len(records)
+def mean_held_share(items: Sequence[KVRecord | Sequence[KVRecord]]) -> float:
+    """lm-eval aggregation of ``kv_policy``: the mean of :func:`held_share` over a document's responses, then over all.
+
+    items : per document its record, or the list of them where it has several.
+    """
+    shares = []
+    for item in items:
+        records = [item] if isinstance(item, Mapping) else item
+        shares.append(sum(map(held_share, records)) / len(records))
+    return sum(shares) / len(shares)

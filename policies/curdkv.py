@@ -10,7 +10,9 @@ import torch
 from torch.nn import functional
 
 from kvpolicy.kernels.projected_energy import projected_energy
-from kvpolicy.policies.base import Candidates, Needs, Noise
+from kvpolicy.kernels.projected_energy_paged import LARGEST_RANK
+from kvpolicy.policies.base import Candidates, Card, Needs, Noise
+from kvpolicy.policies.paged import PagedCandidates
 from kvpolicy.policies.selecting import ScoredPolicy
 
 
@@ -42,21 +44,38 @@ class CurDKV(ScoredPolicy):
     """
 
     name: ClassVar[str] = "curdkv"
-    needs: ClassVar[Needs] = Needs(keys=True, values=True)
+    card: ClassVar[Card] = Card(
+        score="key energy times value energy under one fixed random projection",
+        source="CurDKV, arXiv 2509.15038",
+        code="none found; the author's port is in NVIDIA/kvpress (Apache-2.0)",
+    )
 
     variant: Literal["fixed", "windowed"] = "fixed"
     rank: int = field(default=20, metadata={"least": 1})
     window: int = field(default=16, metadata={"least": 1})
 
-    def projection(self, head_dim: int, noise: Noise) -> torch.Tensor:
+    def needs(self, period: int) -> Needs:
+        return Needs(keys=True, values=True)
+
+    def drawn_projection(self, head_dim: int, noise: Noise) -> torch.Tensor:
         """``[L, head_dim, rank]`` fp32, the same at every eviction of a request."""
         return noise.normal(head_dim, self.rank, redraw=False) / math.sqrt(self.rank)
 
+    @property
+    def has_kernels(self) -> bool:
+        return self.variant == "fixed" and self.rank <= LARGEST_RANK
+
+    def scores_paged(self, candidates: PagedCandidates) -> torch.Tensor:
+        from kvpolicy.kernels.projected_energy_paged import projected_energy_paged
+
+        drawn = candidates.normal(candidates.keys.shape[-1], self.rank, redraw=False) / math.sqrt(self.rank)
+        return projected_energy_paged(candidates.keys, candidates.values, candidates.rows, drawn)
+
     def scores(self, candidates: Candidates, noise: Noise) -> torch.Tensor:
-        keys, values = candidates.require("keys"), candidates.require("values")
         if self.variant == "fixed":
-            return projected_energy(keys, values, self.projection(keys.shape[-1], noise))
-        return self._share_of_window(keys) * self._share_of_window(values)
+            keys, values = candidates.layer_by_layer("keys"), candidates.layer_by_layer("values")
+            return projected_energy(keys, values, self.drawn_projection(keys.shape[-1], noise))
+        return self._share_of_window(candidates.require("keys")) * self._share_of_window(candidates.require("values"))
 
     def _share_of_window(self, x: torch.Tensor) -> torch.Tensor:
         """``[L, H, N, D]`` -> ``[L, H, N]``: squared norm over the sum of its window."""

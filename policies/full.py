@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from kvpolicy.policies.base import Candidates, Noise, Policy
+from kvpolicy.policies.base import Candidates, Card, Noise, Policy
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,12 @@ class Full(Policy):
     """Evicts nothing; responses still report resident tokens and KV bytes."""
 
     name: ClassVar[str] = "full"
+    card: ClassVar[Card] = Card(score="none: nothing is evicted")
 
-    def due(self, resident: int, budget: int, period: int) -> bool:
+    def check(self, budget: int, period: int) -> None:
+        """Any budget will do: it is not used."""
+
+    def due(self, resident: int, budget: int, period: int, *, evicted: int = 0) -> bool:
         return False
 
     def select(self, candidates: Candidates, n_keep: int, period: int, noise: Noise) -> torch.Tensor:

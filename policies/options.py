@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from kvpolicy.policies.base import Policy
 
 
 def parse_options(text: str) -> dict[str, str]:
-    """Split ``name:value;name:value``.
+    """Split ``name:value;name:value``; a semicolon inside square brackets belongs to the value.
 
     Raises
     ------
     ValueError
-        On a piece without a name or a value, or a name given twice.
+        On a piece without a name or a value, a name given twice, or brackets that do not match.
     """
     options: dict[str, str] = {}
-    for piece in filter(None, (piece.strip() for piece in text.split(";"))):
+    for piece in filter(None, (piece.strip() for piece in _pieces(text))):
         name, colon, value = (part.strip() for part in piece.partition(":"))
         if not (name and colon and value):
             raise ValueError(f"kv_options is written name:value;name:value, got {piece!r}")
@@ -27,6 +28,21 @@ def parse_options(text: str) -> dict[str, str]:
             raise ValueError(f"kv_options gives {name!r} twice")
         options[name] = value
     return options
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """What the semicolons outside of square brackets separate."""
+    start = depth = 0
+    for place, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if depth < 0:
+            break
+        if character == ";" and depth == 0:
+            yield text[start:place]
+            start = place + 1
+    if depth != 0:
+        raise ValueError(f"the brackets of kv_options {text!r} do not match")
+    yield text[start:]
 
 
 def build(policy: type[Policy], options: dict[str, str]) -> Policy:
@@ -45,11 +61,11 @@ def build(policy: type[Policy], options: dict[str, str]) -> Policy:
         if name not in fields:
             known = ", ".join(f"{f.name} ({f.default})" for f in fields.values()) or "none"
             raise ValueError(f"{policy.name!r} has no option {name!r}; its options and defaults: {known}")
-        values[name] = _convert(name, text, hints[name], least=fields[name].metadata.get("least", 0))
+        values[name] = _convert(name, text, hints[name], **fields[name].metadata)
     return policy(**values)
 
 
-def _convert(name: str, text: str, hint: Any, *, least: float) -> Any:
+def _convert(name: str, text: str, hint: Any, *, least: float = 0, odd: bool = False) -> Any:
     """`text` as the type of a field: int or float of at least `least`, bool, str, Literal, or one of these or None."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         if text.lower() == "none":
@@ -71,6 +87,10 @@ def _convert(name: str, text: str, hint: Any, *, least: float) -> Any:
         value = hint(text)
     except ValueError:
         raise ValueError(f"option {name!r} must be {kind}, got {text!r}") from None
+    if value == float("inf"):
+        raise ValueError(f"option {name!r} must be finite, got {text!r}")
     if not value >= least:
         raise ValueError(f"option {name!r} must be at least {least}, got {text!r}")
+    if odd and value % 2 == 0:
+        raise ValueError(f"option {name!r} must be odd, got {text!r}")
     return value

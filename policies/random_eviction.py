@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from kvpolicy.policies.base import Candidates, Noise
+from kvpolicy.policies.base import Candidates, Card, Noise
+from kvpolicy.policies.paged import PagedCandidates
 from kvpolicy.policies.selecting import ScoredPolicy
 
 
@@ -21,6 +22,18 @@ class RandomEviction(ScoredPolicy):
     """
 
     name: ClassVar[str] = "random"
+    card: ClassVar[Card] = Card(
+        score="a random number, drawn anew at each eviction",
+        source="control, after VaSE, arXiv 2606.03928",
+        code="terarachang/VaSE (MIT)",
+    )
+
+    @property
+    def has_kernels(self) -> bool:
+        return True
+
+    def scores_paged(self, candidates: PagedCandidates) -> torch.Tensor:
+        return candidates.uniform()
 
     def scores(self, candidates: Candidates, noise: Noise) -> torch.Tensor:
         _, heads, tokens = candidates.shape

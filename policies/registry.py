@@ -25,8 +25,27 @@ POLICIES: dict[str, Callable[[], PolicyType]] = {
     "full": _factory("full", "Full"),
     "random": _factory("random_eviction", "RandomEviction"),
     "streaming-llm": _factory("streaming_llm", "StreamingLLM"),
+    "vase-attnv": _factory("vase_attnv", "VaseAttnV"),
     "vase-dkv": _factory("vase_dkv", "VaseDKV"),
+    "evict-large-range": _factory("value_range_eviction", "EvictLargeRange"),
+    "evict-small-range": _factory("value_range_eviction", "EvictSmallRange"),
+    "snapkv": _factory("snapkv", "SnapKV"),
     "curdkv": _factory("curdkv", "CurDKV"),
+    "rkv": _factory("rkv", "RKV"),
+    "h2o": _factory("h2o", "H2O"),
+    "tova": _factory("tova", "TOVA"),
+    "keydiff": _factory("keydiff", "KeyDiff"),
+    "lagkv": _factory("lagkv", "LagKV"),
+    "lagkv-ratio": _factory("lagkv_ratio", "LagKVRatio"),
+    "raas": _factory("raas", "RaaS"),
+    "thinkv": _factory("thinkv", "ThinKV"),
+    "triattention": _factory("triattention", "TriAttention"),
+    "alpha": _factory("alpha", "Alpha"),
+    "epikv": _factory("epikv", "EpiKV"),
+    "epikv-seg": _factory("epikv_seg", "EpiKVSeg"),
+    "epikv-lag": _factory("epikv_lag", "EpiKVLag"),
+    "quest": _factory("quest", "Quest"),
+    "seerattention-r": _factory("seerattention_r", "SeerAttentionR"),
 }
 
 
@@ -41,7 +60,7 @@ def policy_type(name: str) -> PolicyType:
     if ":" in name:
         return _imported(name)
     if name not in POLICIES:
-        near = difflib.get_close_matches(name, POLICIES, n=1)
+        near = difflib.get_close_matches(name.lower(), POLICIES, n=1)
         hint = f" did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"kv_policy {name!r} is not known;{hint} known: {', '.join(POLICIES)}")
     return POLICIES[name]()

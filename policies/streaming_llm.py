@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from kvpolicy.policies.base import Candidates, Granularity, Noise, Policy
+from kvpolicy.policies.base import Candidates, Card, Granularity, Noise, Policy
 from kvpolicy.policies.selecting import keep_highest
 
 
@@ -26,6 +26,11 @@ class StreamingLLM(Policy):
     """
 
     name: ClassVar[str] = "streaming-llm"
+    card: ClassVar[Card] = Card(
+        score="age: the first few tokens and the newest stay",
+        source="StreamingLLM, arXiv 2309.17453",
+        code="mit-han-lab/streaming-llm (MIT)",
+    )
     granularity: ClassVar[Granularity] = Granularity.GLOBAL
 
     sinks: int = 4

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
 from kvpolicy.kernels.projected_energy import projected_energy
-from kvpolicy.policies.base import Candidates, Needs, Noise
+from kvpolicy.kernels.projected_energy_paged import LARGEST_RANK
+from kvpolicy.policies.base import Candidates, Card, Needs, Noise
+from kvpolicy.policies.paged import PagedCandidates
 from kvpolicy.policies.selecting import ScoredPolicy
 
 
@@ -33,17 +35,38 @@ class VaseDKV(ScoredPolicy):
         Published: 64 = the eviction period, which None stands for.
     rank : int
         Columns of the projection; published: 20.
+    projection : {"redrawn", "fixed"}
+        Ablation: ``fixed`` draws it once per layer and generation, which is ``curdkv`` of the paper's tables.
     """
 
     name: ClassVar[str] = "vase-dkv"
-    needs: ClassVar[Needs] = Needs(keys=True, values=True)
+    card: ClassVar[Card] = Card(
+        score="key energy times value energy under a random projection that is redrawn at each eviction",
+        source="VaSE, arXiv 2606.03928",
+        code="terarachang/VaSE (MIT)",
+    )
 
     rank: int = field(default=20, metadata={"least": 1})
+    projection: Literal["redrawn", "fixed"] = "redrawn"
 
-    def projection(self, head_dim: int, noise: Noise) -> torch.Tensor:
+    def needs(self, period: int) -> Needs:
+        return Needs(keys=True, values=True)
+
+    def drawn_projection(self, head_dim: int, noise: Noise) -> torch.Tensor:
         """``[L, head_dim, rank]`` fp32 of this eviction."""
-        return noise.normal(head_dim, self.rank) / math.sqrt(self.rank)
+        return noise.normal(head_dim, self.rank, redraw=self.projection == "redrawn") / math.sqrt(self.rank)
+
+    @property
+    def has_kernels(self) -> bool:
+        return self.rank <= LARGEST_RANK
+
+    def scores_paged(self, candidates: PagedCandidates) -> torch.Tensor:
+        from kvpolicy.kernels.projected_energy_paged import projected_energy_paged
+
+        head_dim = candidates.keys.shape[-1]
+        drawn = candidates.normal(head_dim, self.rank, redraw=self.projection == "redrawn") / math.sqrt(self.rank)
+        return projected_energy_paged(candidates.keys, candidates.values, candidates.rows, drawn)
 
     def scores(self, candidates: Candidates, noise: Noise) -> torch.Tensor:
-        keys, values = candidates.require("keys"), candidates.require("values")
-        return projected_energy(keys, values, self.projection(keys.shape[-1], noise))
+        keys, values = candidates.layer_by_layer("keys"), candidates.layer_by_layer("values")
+        return projected_energy(keys, values, self.drawn_projection(keys.shape[-1], noise))

@@ -51,6 +51,8 @@ def table_of(summary: CacheSummary) -> Table:
     settings = f"{s.policy}, budget {s.budget}, period {s.period}, seed {s.seed}" + (
         f", {s.options}" if s.options else ""
     )
+    if s.kv_quant is not None:
+        settings += f"\nkv_quant {s.kv_quant}, {s.bits_per_element:.2f} bits per element"
     table = Table(
         title=f"KV cache of {s.task}\n{s.model}\n{settings}",
         caption="Tokens per layer and KV head; means over responses.\n"

@@ -55,6 +55,7 @@ def around_from_cli_args(original: Callable[..., Any], cls: type, args: argparse
 
     config = config_from({name: getattr(args, name, None) for name in ARGUMENTS})
     launcher.fit_to_machine(vars(args))
+    launcher.fit_to_policy(vars(args), config)
     server_args = original(cls, args)
     if config is not None:
         launcher.prepare(server_args, config)

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from kvpolicy.kernels.compact import compact, gather_rows
-from kvpolicy.policies.base import Candidates, Granularity, Noise, Policy
-from kvpolicy.sglang_plugin.config import KVPolicyConfig
+from kvpolicy.kernels.compact import compact, compact_layers
+from kvpolicy.sglang_plugin.observation import Observation
+from kvpolicy.sglang_plugin.paged_round import Due, PagedRounds, Wanted, groups
 from kvpolicy.sglang_plugin.pools import Pools
+from kvpolicy.sglang_plugin.protection import Protection
+from kvpolicy.sglang_plugin.request_settings import RequestSettings
 from kvpolicy.sglang_plugin.residency import Residency, residency_of
-from kvpolicy.sglang_plugin.trace import Trace
+from kvpolicy.sglang_plugin.trace import Trace, resident_value_range
 
 logger = logging.getLogger(__name__)
-
-# Keys and values copied out of the pool at a time; per-head policies see the layers in chunks of this size.
-SCRATCH_BYTES = 256 * 2**20
 
 
 class Evictor:
     """Compacts requests in SGLang's pools; one per scheduler process."""
 
-    def __init__(self, scheduler: Any, config: KVPolicyConfig, policy: Policy, pools: Pools) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        pools: Pools,
+        observation: Observation,
+        rounds: PagedRounds,
+        settings_of: Callable[[Any], RequestSettings],
+        trace_folder: str | None,
+        protection: Protection | None = None,
+    ) -> None:
         self._scheduler = scheduler
-        self._config = config
-        self._policy = policy
         self._pools = pools
+        self._observation = observation
+        self._rounds = rounds
+        self._protection = protection
+        self._settings_of = settings_of
+        self._trace_folder = trace_folder
         self._warned = False
 
     def before_decode(self, batch: Any) -> None:
@@ -38,16 +49,28 @@ class Evictor:
         """
         if batch.is_empty():
             return
-        config, policy = self._config, self._policy
         lengths: list[int] = batch.seq_lens_cpu.tolist()
         cut: dict[int, int] = {}
+        together: list[Wanted] = []
         for i, (req, length) in enumerate(zip(batch.reqs, lengths, strict=True)):
-            if policy.due(length, config.budget, config.period) and self._is_ready(req):
-                if not cut:
-                    self._wait_for_forward()
-                kept = self._compact(req, length)
-                if kept is not None:
+            if not self._is_ready(req, length):
+                continue
+            settings, state = self._settings_of(req), residency_of(req)
+            due = settings.arm.policy.due(length, settings.budget, settings.period, evicted=state.offset)
+            unseen = self._observation.unseen(req, length, settings)
+            if due and self._trace_folder is None and self._rounds.takes(req, length, settings):
+                together.append(Wanted(i, req, length, settings))
+            elif due or unseen >= settings.period:
+                self.wait_for_forward()
+                start = time.perf_counter()
+                if due and (kept := self._compact(Wanted(i, req, length, settings))) is not None:
                     cut[i] = kept
+                elif unseen >= settings.period:
+                    self._observation.observe(req, self._pools.row(req, length), settings)
+                state.seconds += time.perf_counter() - start
+        for group in groups(together):
+            self.wait_for_forward()
+            cut |= self._compact_together(group)
         if cut:
             seq_lens, seq_lens_cpu = batch.seq_lens.clone(), batch.seq_lens_cpu.clone()
             for i, kept in cut.items():
@@ -56,69 +79,83 @@ class Evictor:
             batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = seq_lens, seq_lens_cpu, None
 
     @staticmethod
-    def _is_ready(req: Any) -> bool:
-        """Whether all of the request's prefill is in the radix tree.
+    def _is_ready(req: Any, length: int) -> bool:
+        """Whether all of the request's prefill is in the radix tree and a token was decoded since.
 
         Under overlap scheduling the first decode step is prepared before the prefill's result is
-        processed; a compaction in that gap would keep the prompt out of the tree.
+        processed, unless other requests came between; a compaction in that gap would keep the prompt out
+        of the tree. Waiting for the second step always makes the rounds of a request independent of them.
         """
-        published = residency_of(req).published
-        return published is not None and published == req.extend_end
+        state = residency_of(req)
+        return state.published is not None and state.published == req.extend_end < length + state.offset
 
-    def _wait_for_forward(self) -> None:
+    def wait_for_forward(self) -> None:
         """Order what follows after the forward step in flight, on the device, without waiting here."""
         if self._pools.device.type != "cpu":
             self._scheduler.schedule_stream.wait_stream(self._scheduler.forward_stream)
 
-    def _compact(self, req: Any, length: int) -> int | None:
-        """Cut one request to its budget in one transaction; None when no slots could be had."""
-        pools, state = self._pools, residency_of(req)
+    def _take(self, wanted: Wanted) -> Due | None:
+        """Slots for what the request will keep; None when none could be had."""
+        req, length, settings = wanted.req, wanted.length, wanted.settings
         assert req.kv.kv_committed_len == req.kv.kv_allocated_len == length, f"{req.kv = } against {length = }"
-        n_keep = self._policy.n_keep(length, self._config.budget)
-        row = pools.row(req, length)
-        slots = pools.take_slots(req, row, n_keep)
+        n_keep = settings.arm.policy.n_keep(length, settings.budget, evicted=residency_of(req).offset)
+        row = self._pools.row(req, length)
+        slots = self._pools.take_slots(req, row, n_keep)
         if slots is None:
-            self._defer(state)
+            self._defer(residency_of(req))
             return None
-        destination, left_over = slots
-        keep = self._select(row, n_keep, state)
-        for layer, (keys, values) in enumerate(zip(pools.keys, pools.values, strict=True)):
-            compact(keys, row, keep[layer], destination)
-            compact(values, row, keep[layer], destination)
-        pools.set_row(req, destination, left_over, evicted=length - n_keep)
-        if state.barred_before is None:
-            state.barred_before = req.skip_radix_cache_insert
-            req.skip_radix_cache_insert = True  # a compacted row is the prefix of no text
-        if self._config.trace is not None:
+        return Due(wanted, row, n_keep, *slots)
+
+    def _compact(self, wanted: Wanted) -> int | None:
+        """Cut one request to its budget in one transaction; None when no slots could be had."""
+        pools, state = self._pools, residency_of(wanted.req)
+        if (due := self._take(wanted)) is None:
+            return None
+        keep = self._observation.select(wanted.req, due.row, due.n_keep, wanted.settings)
+        due = due.keeping(keep.shape[-1])
+        if self._trace_folder is not None:  # before its rows are written to
             if state.trace is None:
                 assert state.published is not None
                 state.trace = Trace(state.published, *keep.shape[:2])
-            state.trace.evicted(keep, length + state.offset)
-        state.evicted(length, n_keep)
-        return n_keep
+            state.trace.evicted(keep, wanted.length + state.offset, resident_value_range(pools.values, due.row))
+        period = wanted.settings.period
+        carried = None if self._protection is None else self._protection.carry(due.row, keep, period)
+        if self._rounds.on:
+            self._rounds.move(due.row, keep, due.destination)
+        elif pools.device.type == "cpu":
+            compact_layers(pools.movable, due.row, keep, due.destination)
+        else:  # layer by layer, but without a wait for the device
+            for kind in pools.movable:
+                for buffer, of_layer in zip(kind, keep, strict=True):
+                    compact(buffer, due.row, of_layer, due.destination)
+        if self._protection is not None and carried is not None:
+            own = due.row[wanted.req.kv.cache_protected_len :]
+            self._protection.place(own, carried, due.destination)
+            state.settled = max(0, due.n_keep - period)
+        self._finish(due)
+        return due.n_keep
 
-    def _select(self, row: torch.Tensor, n_keep: int, state: Residency) -> torch.Tensor:
-        """int64 ``[L, H_kv, n_keep]``: what each layer and head keeps of the tokens in `row`."""
-        pools, policy = self._pools, self._policy
-        heads, layers = pools.keys[0].shape[1], len(pools.layers)
-        bytes_per_layer = pools.bytes_per_token / layers * len(row)
-        separate = policy.granularity in (Granularity.PER_HEAD, Granularity.PER_LAYER)
-        step = max(1, int(SCRATCH_BYTES / bytes_per_layer)) if separate else layers
-        kept = []
-        for first in range(0, layers, step):
-            chunk = slice(first, min(first + step, layers))
+    def _compact_together(self, group: list[Wanted]) -> dict[int, int]:
+        """Cut requests of one arm and period to their budgets: the kept length by place in the batch."""
+        start = time.perf_counter()
+        members = [due for wanted in group if (due := self._take(wanted)) is not None]
+        if members:
+            self._rounds.compact(members)
+        for due in members:
+            self._finish(due)
+        share = (time.perf_counter() - start) / len(group)
+        for wanted in group:
+            residency_of(wanted.req).seconds += share
+        return {due.wanted.place: due.n_keep for due in members}
 
-            def gather(needed: bool, buffers: list[torch.Tensor], chunk: slice = chunk) -> torch.Tensor | None:
-                return torch.stack([gather_rows(buffer, row) for buffer in buffers[chunk]]) if needed else None
-
-            candidates = Candidates(
-                shape=(chunk.stop - chunk.start, heads, len(row)),
-                keys=gather(policy.needs.keys, pools.keys),
-                values=gather(policy.needs.values, pools.values),
-            )
-            noise = Noise(self._config.seed, state.evictions, pools.layers[chunk], pools.device)
-            kept.append(policy.select(candidates, n_keep, self._config.period, noise))
-        return torch.cat(kept)
+    def _finish(self, due: Due) -> None:
+        """The kept rows are in place: make them the request's, and give back what it no longer needs."""
+        req, state, length = due.wanted.req, residency_of(due.wanted.req), due.wanted.length
+        self._pools.set_row(req, due.destination, due.left_over, evicted=length - due.n_keep)
+        if state.barred_before is None:
+            state.barred_before = req.skip_radix_cache_insert
+            req.skip_radix_cache_insert = True  # a compacted row is the prefix of no text
+        state.evicted(length, due.n_keep)
 
     def _defer(self, state: Residency) -> None:
         state.deferred += 1

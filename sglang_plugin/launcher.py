@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from kvpolicy.sglang_plugin import arguments, lmeval_text, support, targets
+from kvpolicy.sglang_plugin import arguments, incoming, lmeval_text, support, targets
 from kvpolicy.sglang_plugin.config import KVPolicyConfig
 from kvpolicy.sglang_plugin.errors import KVPolicyError
 from kvpolicy.sglang_plugin.platform import has_accelerator
@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 # Share of main memory for weights and KV cache, where SGLang serves on the CPU and nobody chose one.
 CPU_MEMORY_FRACTION = 0.5
+# Requests at once, where a policy reads more than the cache and nobody said how many: SGLang's default is in the
+# thousands, and each of them would get its own window of queries, or its own table of hidden changes.
+TAPPED_REQUESTS = 128
 
 
 def server_args_from_keywords(**keywords: Any) -> Any:
@@ -24,6 +27,7 @@ def server_args_from_keywords(**keywords: Any) -> Any:
 
     config = arguments.take_arguments(keywords)
     fit_to_machine(keywords)
+    fit_to_policy(keywords, config)
     server_args = ServerArgs(**keywords)
     if config is not None:
         prepare(server_args, config)
@@ -48,6 +52,26 @@ def fit_to_machine(keywords: dict[str, Any]) -> None:
         keywords["mem_fraction_static"] = CPU_MEMORY_FRACTION
 
 
+def fit_to_policy(keywords: dict[str, Any], config: KVPolicyConfig | None) -> None:
+    """Bound the number of requests that run at once, if each takes memory beside the cache, in place."""
+    if config is None:
+        return
+    if config.cache_format is not None and has_accelerator() and keywords.get("attention_backend") is None:
+        keywords["attention_backend"] = "triton"  # of SGLang's backends it asks least of the pool that is not its own
+    what = [f"the newest {config.query_window} queries"] if config.query_window else []
+    what += ["changes of hidden states"] if config.hidden_bands else []
+    what += ["unpacked rows"] if config.cache_format is not None and config.cache_format.protects else []
+    if what and keywords.get("max_running_requests") is None:
+        keywords["max_running_requests"] = TAPPED_REQUESTS
+        logger.warning(
+            "kvpolicy: max_running_requests=%d, because %s keeps %s of each running request "
+            "beside the cache; set max_running_requests to change that.",
+            TAPPED_REQUESTS,
+            f"kv_policy={config.policy}" if config.taps else f"kv_quant={config.quant}",
+            " and ".join(what),
+        )
+
+
 def prepare(server_args: Any, config: KVPolicyConfig) -> None:
     """Check all that can be checked before a process is started, and hook the launching process.
 
@@ -67,8 +91,10 @@ def prepare(server_args: Any, config: KVPolicyConfig) -> None:
 
 def after_check_server_args(_result: None, server_args: Any) -> None:
     """With all arguments resolved and the model's configuration at hand, still before weights load."""
-    if arguments.config_of(server_args) is not None:
+    if (config := arguments.config_of(server_args)) is not None:
         support.check_model(server_args)
+        support.check_policies(server_args, config)
+        support.check_format(server_args, config)
 
 
 def after_launch(result: Any, _engine: type, server_args: Any, *_args: Any, **_keywords: Any) -> Any:
@@ -115,6 +141,7 @@ HOOKS: targets.Hooks = {
     targets.CHECK_ARGS: after_check_server_args,
     targets.LAUNCH: after_launch,
     targets.REQUEST_META: before_request_meta_info,
-    targets.VALIDATE_REQUEST: support.before_validate_request,
+    targets.VALIDATE_REQUEST: incoming.before_validate_request,
+    targets.SEND_REQUEST: incoming.SampleNumbers().before_send_one_request,
     targets.GENERATE: lmeval_text.after_generate,
 }

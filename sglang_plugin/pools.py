@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvpolicy.kernels.packed_buffer import Buffer
 from kvpolicy.quant.kv_bytes import kv_bytes_per_token
 from kvpolicy.sglang_plugin.errors import KVPolicyError
+
+if TYPE_CHECKING:
+    from kvpolicy.sglang_plugin.packed_pool import PackedKVPool
 
 
 class Pools:
     """The pools of one scheduler process.
 
     keys, values : per layer ``[slots, H_kv, D]``; a slot index serves all layers.
+    packed : SGLang's pool, if it is stored in low bits; None if in the precision of the model.
     offsets : int64 ``[rows]``, true minus resident length of the request in that row.
     """
 
@@ -21,12 +26,15 @@ class Pools:
         from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 
+        from kvpolicy.sglang_plugin.packed_pool import PackedKVPool
+
         self.tree: Any = scheduler.tree_cache
         self.rows: Any = scheduler.req_to_token_pool
         self.allocator: Any = scheduler.token_to_kv_pool_allocator
         cache = self.allocator.get_kvcache()
+        self.packed: PackedKVPool | None = cache if isinstance(cache, PackedKVPool) else None
         for found, wanted in (
-            (cache, MHATokenToKVPool),
+            (cache, PackedKVPool if self.packed is not None else MHATokenToKVPool),
             (self.allocator, TokenToKVPoolAllocator),
             (self.rows, ReqToTokenPool),
         ):
@@ -36,8 +44,8 @@ class Pools:
                     f"{type(found).__name__}."
                 )
         self.layers = tuple(range(cache.start_layer, cache.start_layer + cache.layer_num))
-        self.keys: list[torch.Tensor] = [cache.get_key_buffer(layer) for layer in self.layers]
-        self.values: list[torch.Tensor] = [cache.get_value_buffer(layer) for layer in self.layers]
+        self.keys: list[Buffer] = [cache.get_key_buffer(layer) for layer in self.layers]
+        self.values: list[Buffer] = [cache.get_value_buffer(layer) for layer in self.layers]
         self.offsets = torch.zeros(self.rows.req_to_token.shape[0], dtype=torch.int64, device=self.keys[0].device)
 
     @property
@@ -45,10 +53,24 @@ class Pools:
         return self.keys[0].device
 
     @property
-    def bytes_per_token(self) -> float:
-        """Bytes of one resident token over this process' layers and KV heads."""
+    def full_bytes_per_token(self) -> float:
+        """Bytes of one token over this process' layers and KV heads, in the precision of the model."""
         _, heads, head_dim = self.keys[0].shape
-        return kv_bytes_per_token(len(self.layers), heads, head_dim, 8 * self.keys[0].element_size())
+        return kv_bytes_per_token(len(self.layers), heads, head_dim, 8 * self.keys[0].dtype.itemsize)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of one resident token as it is stored: of a packed pool all that is allocated, divided by its slots."""
+        if self.packed is None:
+            return self.full_bytes_per_token
+        return sum(self.packed.get_kv_size_bytes()) / self.keys[0].shape[0]
+
+    @property
+    def movable(self) -> list[list[torch.Tensor]]:
+        """Every kind of tensor that belongs to slots, ``[S, H, *]`` for each layer."""
+        if self.packed is not None:
+            return self.packed.movable()
+        return [[each for each in buffers if isinstance(each, torch.Tensor)] for buffers in (self.keys, self.values)]
 
     def row(self, req: Any, length: int) -> torch.Tensor:
         """int64 ``[length]``: the slots of a request, oldest token first (a copy)."""

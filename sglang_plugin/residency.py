@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvpolicy.sglang_plugin.token_state import TokenState
+
 _ATTRIBUTE = "_kvpolicy_residency"
 
 
@@ -26,11 +28,15 @@ class Residency:
     evictions: int = 0
     tokens_evicted: int = 0
     deferred: int = 0  # evictions put off to a later step for want of free slots
+    seconds: float = 0.0  # of the scheduler's time spent on evictions
     steps: int = 0
     resident_sum: float = 0.0
     full_sum: float = 0.0
     peak: int = 0
     barred_before: bool | None = None  # SGLang's skip_radix_cache_insert, as it was before the first compaction
+    settled: int = 0  # tokens of the row, the oldest, whose precision in a packed cache is decided
+    protected_end: float = 0.0  # share of layers, heads and tokens with a protected row, when the request let go
+    tokens: TokenState | None = None  # made at first use
     trace: Any = None
 
     def prefilled(self, length: int) -> None:
@@ -60,8 +66,8 @@ class Residency:
 
     def retracted(self) -> None:
         """SGLang gave the request's slots back; it will prefill prompt and output anew."""
-        self.published = self.start = self.barred_before = self.trace = None
-        self.offset = 0
+        self.published = self.start = self.barred_before = self.tokens = self.trace = None
+        self.offset = self.settled = 0
 
     def statistics(self) -> dict[str, float]:
         """Measured residency; means are over decode steps, each counting the tokens it attended to."""
@@ -72,6 +78,7 @@ class Residency:
             "evictions": self.evictions,
             "tokens_evicted": self.tokens_evicted,
             "evictions_deferred": self.deferred,
+            "eviction_seconds": self.seconds,
             "decode_steps": self.steps,
             "resident_mean": resident,
             "resident_peak": self.peak,

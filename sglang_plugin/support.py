@@ -6,9 +6,15 @@ made to work with it; all others are refused by name, with the reason where ther
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
+from kvpolicy.policies.base import ModelShape
+from kvpolicy.sglang_plugin.config import KVPolicyConfig
 from kvpolicy.sglang_plugin.errors import KVPolicyError
+
+logger = logging.getLogger(__name__)
 
 # Groups of ServerArgs fields in which every field is allowed, but for those of REFUSED.
 ALLOWED_GROUPS = frozenset(
@@ -89,6 +95,12 @@ ARCHITECTURES = (
 )
 
 
+# Of SGLang's attention backends, those that leave a pool alone which is not theirs.
+PACKED_BACKENDS = ("torch_native", "triton")
+# Models with a bias in the projection of keys that their configuration does not mention.
+BIASED = ("Qwen2ForCausalLM",)
+
+
 def _unsupported(what: str, why: str) -> KVPolicyError:
     return KVPolicyError(f"kv_policy does not work with {what}: {why}.")
 
@@ -135,10 +147,93 @@ def check_model(server_args: Any) -> None:
         )
 
 
-def before_validate_request(_manager: Any, obj: Any, input_ids: Any) -> None:
-    """Refuse single requests of an unsupported kind; SGLang answers the client with the sentence."""
+def check_policies(server_args: Any, config: KVPolicyConfig) -> None:
+    """Raise KVPolicyError on a policy that cannot work with this model or this number of ranks."""
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+    from sglang.srt.arg_groups.overrides import resolved_view
+    from sglang.srt.utils.hf_transformers.common import get_rope_config
+
+    resolved, model = resolved_view(server_args), model_config_of(server_args)
+    if config.reads_a_part:
+        _check_no_graph(resolved)
+    ranks = resolved.tp_size
+    shape = ModelShape(
+        layers=model.num_hidden_layers,
+        query_heads=model.get_total_num_attention_heads(),
+        kv_heads=model.get_total_num_kv_heads(),
+        head_dim=model.head_dim,
+        rope_theta=float(get_rope_config(model.hf_text_config)[0]),
+    )
+    for arm in config.arms.values():
+        if ranks > 1 and arm.policy.spans_heads:
+            raise KVPolicyError(
+                f"kv_policy={arm.name} chooses for all KV heads together, and tp_size={ranks} spreads them over "
+                "processes; use tp_size=1, or a policy that chooses per KV head."
+            )
+        arm.fit(shape)
+    for band in config.hidden_bands:
+        if band.layers(shape.layers)[-1] == shape.layers - 1:
+            raise KVPolicyError(
+                f"the hidden states of layer {shape.layers - 1}, the last, cannot be read; "
+                f"bands of kv_policy={config.policy} must lie in layers 0 to {shape.layers - 2}."
+            )
+
+
+def check_format(server_args: Any, config: KVPolicyConfig) -> None:
+    """Raise KVPolicyError if the cache cannot be stored as asked for, or SGLang would read it past the plugin."""
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    if config.cache_format is None:
+        return
+    resolved, model = resolved_view(server_args), model_config_of(server_args)
+    try:
+        fitted = config.cache_format.fitted(model.head_dim)
+    except ValueError as error:
+        raise KVPolicyError(f"{error}.") from error
+    backend = resolved.attention_backend
+    if backend not in PACKED_BACKENDS:
+        raise KVPolicyError(
+            f"kv_quant does not work with attention_backend={backend!r}; leave it out, or use "
+            f"{' or '.join(PACKED_BACKENDS)}."
+        )
+    disabled = resolved.disable_cuda_graph or resolved.disable_prefill_cuda_graph
+    if resolved.device != "cpu" and not disabled and resolved.cuda_graph_backend_prefill != "disabled":
+        raise KVPolicyError("kv_quant attends to a prefill outside of any graph; set disable_prefill_cuda_graph.")
+    biased = getattr(model.hf_text_config, "attention_bias", False) or model.hf_config.architectures[0] in BIASED
+    if fitted.key_bits is not None and biased:
+        logger.warning(
+            "kvpolicy: kv_quant_keys=%s, but this model adds a bias to its keys: a few of their channels are far "
+            "larger than the others, and low-bit keys have been seen to ruin such models; leave kv_quant_keys out.",
+            fitted.keys,
+        )
+
+
+def _check_no_graph(resolved: Any) -> None:
+    """Raise KVPolicyError if decode steps would be captured, or compiled."""
+    disabled = resolved.disable_cuda_graph or resolved.disable_decode_cuda_graph
+    captured = resolved.device != "cpu" and not disabled and resolved.cuda_graph_backend_decode != "disabled"
+    if captured or resolved.enable_torch_compile:
+        raise KVPolicyError(
+            "a policy that reads a part of the cache chooses anew at every layer of every step, which no captured "
+            "graph does; set disable_decode_cuda_graph, and do not set enable_torch_compile."
+        )
+
+
+def check_attention(backend: Any) -> None:
+    """Raise KVPolicyError unless queries pass through the method of SGLang's attention backends that is hooked."""
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+
+    if type(backend).forward is not AttentionBackend.forward:
+        raise _unsupported(
+            f"the attention backend {type(backend).__name__} for a policy that reads queries or a part of the cache",
+            "it has an entry of its own, which is not hooked; name one attention_backend for prefill and decode",
+        )
+
+
+def check_request(obj: Any, parameters: Mapping[str, Any]) -> None:
+    """Raise KVPolicyError on a single request of an unsupported kind."""
     if getattr(obj, "session_params", None):
         raise _unsupported("sessions", REFUSED["enable_streaming_session"])
-    parameters = getattr(obj, "sampling_params", None)
-    if isinstance(parameters, dict) and (parameters.get("beam_width") or 1) > 1:
+    if (parameters.get("beam_width") or 1) > 1:
         raise _unsupported("beam search", "beams share the rows that would be compacted")

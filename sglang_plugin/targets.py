@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,6 +49,9 @@ REQUEST_META = Target(
 VALIDATE_REQUEST = Target(
     "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request", "before", ("obj", "input_ids")
 )
+SEND_REQUEST = Target(
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request", "before", ("tokenized_obj",)
+)
 GENERATE = Target("sglang.srt.entrypoints.engine.Engine.generate", "after", ("self", "stream"))
 
 # In the scheduler process, once a policy is asked for.
@@ -67,20 +70,72 @@ OUTPUT_INFO = Target(
     ("self", "reqs"),
 )
 
+SAMPLING_INFO = Target(
+    "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", "after", ("batch",)
+)
+SAMPLE = Target(
+    "sglang.srt.layers.sampler.Sampler._sample_from_probs",
+    "around",
+    ("probs", "sampling_info", "positions", "simple_sampling_case"),
+)
+
+# In the scheduler process, if some policy reads more than the cache.
+ALLOC_POOLS = Target("sglang.srt.model_executor.model_runner.ModelRunner.alloc_memory_pool", "after", ("self",))
+ATTENTION = Target(
+    "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward",
+    "around",
+    ("self", "q", "k", "v", "layer", "forward_batch"),
+)
+MAX_PREFIX = Target("sglang.srt.managers.schedule_batch.Req._compute_max_prefix_len", "after", ("self", "input_len"))
+
+# In the scheduler process, if the cache is stored in low bits.
+POOL_CLASS = Target(
+    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._resolve_kv_pool_class",
+    "after",
+    ("self", "kind", "default"),
+)
+CELL_SIZE = Target(
+    "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size",
+    "after",
+    ("self", "kvc", "num_layers"),
+)
+POOL_SIZES = Target(
+    "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator.calculate_pool_sizes",
+    "before",
+    ("self", "available_bytes", "page_size"),
+)
+FREE_SLOTS = Target(
+    "sglang.srt.mem_cache.allocator.token.TokenToKVPoolAllocator.free", "before", ("self", "free_index")
+)
+CLEAR_SLOTS = Target("sglang.srt.mem_cache.allocator.token.TokenToKVPoolAllocator.clear", "after", ("self",))
+
 LOAD = (ADD_CLI_ARGS, FROM_CLI_ARGS, SCHEDULER_INIT)
-LAUNCHER = (CHECK_ARGS, LAUNCH, REQUEST_META, VALIDATE_REQUEST, GENERATE)
-SCHEDULER = (INIT_INFO, UPDATE_BATCH, CHECKPOINT, RELEASE, RETRACT, ALLOC_ROWS, INIT_FORWARD, OUTPUT_INFO)
-ALL = (*LOAD, *LAUNCHER, *SCHEDULER)
+LAUNCHER = (CHECK_ARGS, LAUNCH, REQUEST_META, VALIDATE_REQUEST, SEND_REQUEST, GENERATE)
+SCHEDULER = (
+    INIT_INFO,
+    UPDATE_BATCH,
+    CHECKPOINT,
+    RELEASE,
+    RETRACT,
+    ALLOC_ROWS,
+    INIT_FORWARD,
+    OUTPUT_INFO,
+    SAMPLING_INFO,
+    SAMPLE,
+)
+TAPS = (ALLOC_POOLS, MAX_PREFIX, ATTENTION)
+PACKED = (POOL_CLASS, CELL_SIZE, POOL_SIZES, FREE_SLOTS, CLEAR_SLOTS)
+ALL = (*LOAD, *LAUNCHER, *SCHEDULER, *TAPS, *PACKED)
 
 Hooks = dict[Target, Callable[..., Any]]
 _installed: dict[Target, Callable[..., Any]] = {}
 
 
-def _refuse(target: Target, what: str) -> KVPolicyError:
+def _refuse(targets: Sequence[Target], what: str) -> KVPolicyError:
     from sglang.version import __version__ as found
 
     return KVPolicyError(
-        f"{target.path} {what}, so kv_policy cannot work in this SGLang {found}; "
+        f"{' and '.join(target.path for target in targets)} {what}, so kv_policy cannot work in this SGLang {found}; "
         f"kvpolicy was tested with SGLang {TESTED_SGLANG}: install that version, or drop kv_policy."
     )
 
@@ -90,7 +145,7 @@ def resolve(target: Target) -> Any:
     try:
         return pkgutil.resolve_name(target.path)
     except (ImportError, AttributeError) as error:
-        raise _refuse(target, "does not exist") from error
+        raise _refuse([target], "does not exist") from error
 
 
 def check(targets: Iterable[Target]) -> None:
@@ -99,21 +154,25 @@ def check(targets: Iterable[Target]) -> None:
         function = resolve(target)
         own = inspect.signature(inspect.unwrap(function)).parameters
         if missing := [name for name in target.parameters if name not in own]:
-            raise _refuse(target, f"has no parameter {', '.join(missing)}")
+            raise _refuse([target], f"has no parameter {', '.join(missing)}")
 
 
 def verify(hooks: Hooks) -> None:
-    """Raise KVPolicyError unless every hook is in the chain of functions that a caller now reaches."""
-    for target, hook in hooks.items():
-        function = resolve(target)
-        while not _calls(function, hook):
-            if not hasattr(function, "__wrapped__"):
-                raise _refuse(target, "could not be hooked")
-            function = function.__wrapped__
+    """Raise KVPolicyError, with all that are missing, unless each hook is in the chain that a caller now reaches."""
+    if missing := [target for target, hook in hooks.items() if not _reaches(resolve(target), hook)]:
+        raise _refuse(missing, "could not be hooked")
+
+
+def _reaches(function: Any, hook: Callable[..., Any]) -> bool:
+    """Whether `function`, or one that it wraps, is a wrapper that SGLang's registry made around `hook`."""
+    while not _calls(function, hook):
+        if not hasattr(function, "__wrapped__"):
+            return False
+        function = function.__wrapped__
+    return True
 
 
 def _calls(function: Any, hook: Callable[..., Any]) -> bool:
-    """Whether `function` is a wrapper that SGLang's registry made around `hook`."""
     return any(cell.cell_contents == hook for cell in getattr(function, "__closure__", None) or ())
 
 

@@ -45,15 +45,6 @@ def test_flags_prints_each_flag_and_each_keyword(capsys: pytest.CaptureFixture[s
         assert name in shown
 
 
-def test_policies_lists_all_and_documents_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policies"]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in POLICIES)
-    assert "kv_options: sinks=4, recent=None, rank=20" in shown
-    assert main(["policies", "vase-dkv"]) == 0
-    assert "arXiv 2606.03928" in capsys.readouterr().out
-
-
 def test_policies_answers_an_unknown_name_with_one_sentence() -> None:
     command = [Path(sys.executable).parent / "kvpolicy", "policies", "vase"]
     result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)

@@ -1,13 +1,12 @@
-"""The functions that `gsm8k_sample.yaml` names."""
+"""The functions that `gsm8k_sample.yaml` names, beside those of the reasoning tasks."""
 
 from __future__ import annotations
 
 import importlib.resources
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvpolicy.lmeval_tasks import answers, response
+from kvpolicy.lmeval_tasks.reasoning.scoring import check_grading
 
 DATA = importlib.resources.files("kvpolicy") / "lmeval_tasks/gsm8k_sample/gsm8k_sample.jsonl"
 
@@ -19,12 +18,6 @@ def load(**_metadata: Any) -> Any:
     """
     from datasets import Dataset, DatasetDict
 
+    check_grading()
     lines = DATA.read_text(encoding="utf-8").splitlines()
     return DatasetDict(test=Dataset.from_list([json.loads(line) for line in lines]))
-
-
-def process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
-    """Metrics of one response."""
-    (text,) = results
-    correct = answers.is_correct(text, doc["answer"], truncated=bool(response.cut_off(text)))
-    return {"exact_match": int(correct), **response.metrics_of(text)}

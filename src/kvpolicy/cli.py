@@ -12,6 +12,12 @@ COMMANDS = {
     "policies": ("kvpolicy.sglang_plugin.policies_command", "list the policies with their options and defaults"),
     "tasks": ("kvpolicy.lmeval_tasks.command", "print the folder to give to lm_eval --include_path"),
     "cache": ("kvpolicy.reports.cache_command", "what happened to the KV cache in an lm-eval output folder"),
+    "epikv-bands": ("kvpolicy.reports.epikv_bands_command", "measure which layers epikv should compare in a model"),
+    "calibrate": ("kvpolicy.reports.calibrate_command", "make the query statistics of a model that triattention needs"),
+    "quant-error": ("kvpolicy.reports.quant_error_command", "what low-bit keys and values would do to a model"),
+    "ab": ("kvpolicy.reports.ab_command", "run policies and formats with lm-eval, and compare what they do"),
+    "ab-budgets": ("kvpolicy.reports.ab_budgets_command", "budgets and formats of equal mean KV bytes, to compare"),
+    "survivors": ("kvpolicy.reports.survivors_command", "draw which tokens a policy kept, from a file of kv_trace"),
 }
 
 

@@ -32,8 +32,8 @@ def smollm2() -> Path:
     return target
 
 
-def tiny_qwen3(target: Path, tokenizer: Path) -> Path:
-    """A random fp32 Qwen3 with grouped queries (4 layers, 8 query and 2 KV heads) and a real tokenizer.
+def tiny_qwen3(target: Path, tokenizer: Path, layers: int = 4, **config_values: Any) -> Path:
+    """A random fp32 Qwen3 with grouped queries (8 query and 2 KV heads) and a real tokenizer.
 
     The weights are wide enough that greedy output depends on the whole context and does not repeat.
     """
@@ -45,14 +45,14 @@ def tiny_qwen3(target: Path, tokenizer: Path) -> Path:
         vocab_size=len(words),
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=8192,
         tie_word_embeddings=True,
         eos_token_id=words.eos_token_id,
-        initializer_range=0.15,
+        **{"initializer_range": 0.15, **config_values},
     )
     torch.manual_seed(0)
     Qwen3ForCausalLM(config).float().save_pretrained(target)
@@ -95,6 +95,22 @@ def greedy(running: Any, prompts: list[list[int]], tokens: int, **parameters: An
     """Generate `tokens` tokens greedily for all prompts in one batch, never stopping early."""
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **parameters}
     return running.generate(input_ids=prompts, sampling_params=sampling)
+
+
+def per_request(
+    running: Any, prompts: list[list[int]], choices: list[dict[str, Any]], tokens: int, **parameters: Any
+) -> list[dict[str, Any]]:
+    """Like :func:`greedy`, in one batch, with `custom_params` for each prompt."""
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **parameters}
+    return running.generate(
+        input_ids=prompts, sampling_params=[{**sampling, "custom_params": choice} for choice in choices]
+    )
+
+
+def report(response: dict[str, Any]) -> dict[str, Any]:
+    """What a response says of its cache, without the time that evictions took."""
+    record: dict[str, Any] = response["meta_info"]["kv_policy"]
+    return {name: value for name, value in record.items() if name != "eviction_seconds"}
 
 
 def flush(running: Any) -> None:

@@ -5,10 +5,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import Cache, PreTrainedModel
+from transformers import AttentionInterface, Cache, PreTrainedModel
 
-Score = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
-"""``score(eviction, layer, keys[H_kv, N, D], values[H_kv, N, D]) -> [H_kv, N]``, N in age order, fp32 inputs."""
+from tests.policies.oracle import Method, Snapshot
+
+Scored = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Score = Callable[[int, int, torch.Tensor, torch.Tensor, torch.Tensor], Scored]
+"""``score(eviction, layer, keys[H_kv, N, D], values[H_kv, N, D], queries[H_q, n_seen, D]) -> [H_kv, N]``.
+
+A second result, bool [H_kv], may mark heads whose choice hinges on a near-tie that the scores do not show.
+
+All inputs fp32. N counts resident tokens, in age order; n_seen counts every token computed so far, evicted ones too,
+oldest first. Keys and queries are as they enter attention, after q/k norm and RoPE. Query head h reads KV head
+h // (H_q / H_kv). Larger is kept, +inf always.
+"""
+
+NEAR = 1e-5
+"""Margin, as a share of the spread of the scores, below which rounding may decide for an independent method."""
+
+RECORDING = "reference_recording_sdpa"
+"""Name in transformers' attention registry of `_recording_attention`."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +40,11 @@ class Eviction:
     kept : torch.Tensor
         int64 [n_layers, n_kv_heads, budget], token positions kept, ascending per head.
     scores : torch.Tensor
-        fp32/64 [n_layers, n_kv_heads, resident] in resident order, +inf where forced (sinks, recent).
+        fp32/64 [n_layers, n_kv_heads, resident] in resident order, +inf where forced (sinks, recent, reserved).
     resident_positions : torch.Tensor
         int64 [n_layers, n_kv_heads, resident], token positions before the round, ascending per head.
+    tied : torch.Tensor
+        bool [n_layers, n_kv_heads], heads whose choice hinges on a near-tie that the scores do not show.
     """
 
     true_len: int
@@ -34,6 +52,7 @@ class Eviction:
     kept: torch.Tensor
     scores: torch.Tensor
     resident_positions: torch.Tensor
+    tied: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -46,7 +65,10 @@ class ReferenceRun:
 
 
 class _ResidentCache(Cache):
-    """K/V [1, H_kv, N, D] and token positions [H_kv, N] per layer; N shrinks, `seen` does not."""
+    """K/V [1, H_kv, N, D] and token positions [H_kv, N] per layer; N shrinks, `seen` and the queries do not.
+
+    Queries are the chunks [H_q, n, D] of each forward pass, per layer; hidden states [L, n, E] those of all layers.
+    """
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -54,6 +76,8 @@ class _ResidentCache(Cache):
         self.values: list[torch.Tensor] = []
         self.positions: list[torch.Tensor] = []
         self.seen: list[int] = []
+        self.queries: list[list[torch.Tensor]] = []
+        self.hidden: list[torch.Tensor] = []
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -64,6 +88,7 @@ class _ResidentCache(Cache):
             self.values.append(value_states[:, :, :0])
             self.positions.append(torch.empty(key_states.shape[1], 0, dtype=torch.int64, device=key_states.device))
             self.seen.append(0)
+            self.queries.append([])
         start, stop = self.seen[layer_idx], self.seen[layer_idx] + key_states.shape[2]
         new_positions = torch.arange(start, stop, device=key_states.device).expand(key_states.shape[1], -1)
         self.keys[layer_idx] = torch.cat([self.keys[layer_idx], key_states], dim=2)
@@ -79,6 +104,30 @@ class _ResidentCache(Cache):
         self.values[layer_idx] = self.values[layer_idx].gather(2, rows)
         self.positions[layer_idx] = self.positions[layer_idx].gather(1, index)
 
+    def all_queries(self, layer_idx: int) -> torch.Tensor:
+        """Return the queries of every token computed so far, oldest first, [H_q, n_seen, D]."""
+        queries = torch.cat(self.queries[layer_idx], dim=1)
+        if queries.shape[1] != self.seen[layer_idx]:
+            raise RuntimeError(f"recorded {queries.shape[1]} queries of {self.seen[layer_idx]} tokens")
+        return queries
+
+    def snapshot(self, prompt_len: int, evictions: list["Eviction"], budget: int, period: int) -> Snapshot:
+        """Return the request as an independent method sees it."""
+        layers = range(len(self.keys))
+        return Snapshot(
+            keys=torch.cat(self.keys).float(),
+            values=torch.cat(self.values).float(),
+            positions=torch.stack(self.positions),
+            queries=torch.stack([self.all_queries(layer) for layer in layers]).float(),
+            hidden=torch.cat(self.hidden, dim=1).float(),
+            prompt_len=prompt_len,
+            true_len=self.get_seq_length(),
+            previous_len=evictions[-1].true_len if evictions else 0,
+            eviction=len(evictions),
+            budget=budget,
+            period=period,
+        )
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the true sequence length, evicted tokens included."""
         return self.seen[layer_idx] if self.seen else 0
@@ -86,6 +135,27 @@ class _ResidentCache(Cache):
     def resident_length(self) -> int:
         """Return the resident tokens per head, the same in every layer."""
         return self.positions[0].shape[1] if self.positions else 0
+
+
+def _recording_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    recorder: _ResidentCache,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Note the queries [1, H_q, n, D] in `recorder`; then attend as transformers' sdpa does, grouped heads included."""
+    shape = None if attention_mask is None else tuple(attention_mask.shape)
+    if shape != (1, 1, query.shape[2], key.shape[2]):
+        raise RuntimeError(f"the mask arrived as {shape}, not as [1, 1, n, N]: transformers did not take it as given")
+    recorder.queries[int(module.layer_idx)].append(query[0])
+    return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **kwargs)
+
+
+AttentionInterface.register(RECORDING, _recording_attention)
 
 
 def _forward(model: PreTrainedModel, cache: _ResidentCache, ids: list[int]) -> torch.Tensor:
@@ -100,7 +170,10 @@ def _forward(model: PreTrainedModel, cache: _ResidentCache, ids: list[int]) -> t
         attention_mask=mask,
         past_key_values=cache,
         use_cache=True,
+        output_hidden_states=True,
+        recorder=cache,  # transformers hands what it does not know to the attention function
     )
+    cache.hidden.append(torch.cat(out.hidden_states[1:]))  # the last is after the final norm: no method reads it
     return torch.as_tensor(out.logits[0, -1]).float()
 
 
@@ -110,7 +183,10 @@ def _evict(cache: _ResidentCache, eviction: int, budget: int, recent: int, sinks
     resident = cache.resident_length()
     for layer in range(len(cache.keys)):
         positions = cache.positions[layer]
-        scores = score(eviction, layer, cache.keys[layer][0].float(), cache.values[layer][0].float()).clone()
+        keys, values, queries = cache.keys[layer][0], cache.values[layer][0], cache.all_queries(layer)
+        scored = score(eviction, layer, keys.float(), values.float(), queries.float())
+        scores, tied = scored if isinstance(scored, tuple) else (scored, torch.zeros(len(keys), dtype=torch.bool))
+        scores = scores.clone()
         if scores.shape != positions.shape:
             raise ValueError(f"score returned {tuple(scores.shape)}, expected {tuple(positions.shape)}")
         middle = scores[:, sinks : resident - recent]
@@ -121,8 +197,19 @@ def _evict(cache: _ResidentCache, eviction: int, budget: int, recent: int, sinks
         index = torch.cat([order, forced.expand(len(order), -1)], dim=1).sort(dim=1).values
         scores[:, forced] = torch.inf
         cache.keep(layer, index)
-        rows.append((cache.positions[layer], scores, positions))
+        rows.append((cache.positions[layer], scores, positions, tied))
     return Eviction(cache.get_seq_length(), resident, *(torch.stack(column) for column in zip(*rows, strict=True)))
+
+
+def _evict_as(method: Method, cache: _ResidentCache, now: Snapshot) -> Eviction:
+    """Cut every head of every layer to what an independent method keeps."""
+    kept = method.keep(now)
+    for layer, index in enumerate(kept.indices):
+        cache.keep(layer, index)
+    # The method's scores stay its own: a head may differ only where it says that rounding decides.
+    ranks = torch.arange(now.positions.shape[-1]).expand(now.positions.shape).double()
+    after = torch.stack(cache.positions)
+    return Eviction(now.true_len, now.positions.shape[-1], after, ranks, now.positions, kept.margin < NEAR)
 
 
 @torch.no_grad()
@@ -135,11 +222,15 @@ def run(
     period: int,
     recent: int,
     sinks: int,
-    score: Score | None,
+    score: Score | Method | None,
+    due: Callable[[int, int], bool] | None = None,
     stop_ids: Collection[int] = (),
     first_eligible_step: int = 1,
+    cache: "_ResidentCache | None" = None,
 ) -> ReferenceRun:
     """Decode greedily after a dense prefill, evicting whenever ``budget + period`` tokens are resident.
+
+    Attention is transformers' sdpa whatever the model was loaded with; the model's own setting is back at the end.
 
     Parameters
     ----------
@@ -153,73 +244,46 @@ def run(
         A round runs before a decode step with at least ``budget + period`` resident tokens and leaves `budget`.
     recent, sinks : int
         Newest and oldest resident tokens that are always kept; both count towards `budget`.
-    score : Score or None
-        Larger is kept. None never evicts.
+    score : Score, Method or None
+        Larger is kept, or an independent method for all layers at once. None never evicts.
+    due : callable
+        ``due(resident, evicted)`` in place of the rule of `budget` and `period`.
     stop_ids : collection of int
         Output stops after, and includes, the first of these.
     first_eligible_step : int
         First decode step that may be preceded by a round; step 0 consumes the first output token.
+    cache : _ResidentCache or None
+        An empty one that stores keys and values in its own way. None stores them as they are.
     """
     if not input_ids or max_new_tokens < 1 or period < 1 or recent < 0 or sinks < 0 or recent + sinks > budget:
         raise ValueError("need a prompt, max_new_tokens >= 1, period >= 1 and 0 <= recent + sinks <= budget")
     if set(getattr(model.config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
         raise ValueError("only full attention layers are supported")
-    cache = _ResidentCache()
+    cache = _ResidentCache() if cache is None else cache
     result = ReferenceRun([], [], [])
-    logits = _forward(model, cache, input_ids)
-    for step in range(max_new_tokens):
-        best = logits.topk(2)
-        result.tokens.append(int(best.indices[0]))
-        result.margins.append(float(best.values[0] - best.values[1]))
-        if result.tokens[-1] in stop_ids or step == max_new_tokens - 1:
-            break
-        if score is not None and step >= first_eligible_step and cache.resident_length() >= budget + period:
-            result.evictions.append(_evict(cache, len(result.evictions), budget, recent, sinks, score))
-        logits = _forward(model, cache, result.tokens[-1:])
+    attention = model.config._attn_implementation
+    model.set_attn_implementation(RECORDING)
+    try:
+        logits = _forward(model, cache, input_ids)
+        method = score if hasattr(score, "keep") else None
+        for step in range(max_new_tokens):
+            best = logits.topk(2)
+            result.tokens.append(int(best.indices[0]))
+            result.margins.append(float(best.values[0] - best.values[1]))
+            if result.tokens[-1] in stop_ids or step == max_new_tokens - 1:
+                break
+            resident = cache.resident_length()
+            is_due = due(resident, cache.get_seq_length() - resident) if due else resident >= budget + period
+            if score is not None and step >= first_eligible_step and is_due:
+                if method is None:
+                    evicted = _evict(cache, len(result.evictions), budget, recent, sinks, score)
+                else:
+                    now = cache.snapshot(len(input_ids), result.evictions, budget, period)
+                    evicted = _evict_as(method, cache, now)
+                result.evictions.append(evicted)
+            logits = _forward(model, cache, result.tokens[-1:])
+            if method is not None:
+                method.decoded(cache.snapshot(len(input_ids), result.evictions, budget, period))
+    finally:
+        model.set_attn_implementation(attention)
     return result
-
-
-def _normalised(scores: torch.Tensor, recent: int) -> torch.Tensor:
-    """Divide candidate scores [H_kv, N - recent] by their sum and append +inf for `recent` tokens: [H_kv, N]."""
-    scores = scores / scores.sum(dim=1, keepdim=True)
-    return torch.cat([scores, scores.new_full((len(scores), recent), torch.inf)], dim=1)
-
-
-def vase_dkv_score(projection: Callable[[int, int], torch.Tensor], *, recent: int = 0) -> Score:
-    """VaSE-DKV: product of squared norms of K G and V G, G = ``projection(eviction, layer)`` [D, r], for all heads.
-
-    Normalised over all but the newest `recent` tokens. The official code then sets the four oldest to 1, above any
-    other score; here `run` forces its `sinks` instead.
-    """
-
-    def score(eviction: int, layer: int, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        n, g = keys.shape[1] - recent, projection(eviction, layer).to(keys)
-        return _normalised((keys[:, :n] @ g).square().sum(2) * (values[:, :n] @ g).square().sum(2), recent)
-
-    return score
-
-
-def curdkv_score(projection: Callable[[int], torch.Tensor], *, recent: int = 0) -> Score:
-    """Score as `vase_dkv_score` with one projection [D, r] per layer for the whole run (VaSE's CurDKV baseline)."""
-    return vase_dkv_score(lambda _eviction, layer: projection(layer), recent=recent)
-
-
-def curdkv_windowed_score(window: int = 16, combine: str = "kv_product", *, recent: int = 0) -> Score:
-    """Score as kvpress CURPress: squared norms as shares of their window of `window` tokens, K and V combined.
-
-    Windows tile all but the newest `recent` tokens, oldest first; the last may be partial, with larger shares.
-    `combine` is kv_product, kv_avg, key or value.
-    """
-
-    def shares(x: torch.Tensor) -> torch.Tensor:
-        norms = x.square().sum(2)
-        parts = [norms[:, i : i + window] for i in range(0, norms.shape[1], window)]
-        return torch.cat([part / part.sum(1, keepdim=True) for part in parts], dim=1)
-
-    def score(eviction: int, layer: int, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        n = keys.shape[1] - recent
-        k2, v2 = shares(keys[:, :n]), shares(values[:, :n])
-        options = {"kv_product": k2 * v2, "kv_avg": (k2 + v2) / 2, "key": k2, "value": v2}
-        return _normalised(options[combine], recent)
-
-    return score

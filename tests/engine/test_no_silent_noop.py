@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import harness
@@ -17,7 +19,6 @@ BIN = Path(sys.executable).parent
 ENGINE = (
     "import sglang, sys\nif __name__ == '__main__':\n    sglang.Engine(model_path=sys.argv[1], device='cuda', {})\n"
 )
-LAUNCHER = set(targets.LOAD) | set(targets.LAUNCHER)
 
 
 def start_engine(model: Path, script: Path, sabotage: str | None, arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,8 +26,15 @@ def start_engine(model: Path, script: Path, sabotage: str | None, arguments: str
     return run([sys.executable, script, model], sabotage)
 
 
+def start_server(model: Path, sabotage: str) -> subprocess.CompletedProcess[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return run([BIN / "sglang", "serve", "--model-path", model, "--port", port, "--kv-policy", "vase-dkv"], sabotage)
+
+
 def run(command: list[object], sabotage: str | None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **harness.ENVIRONMENT}
+    environment = {**os.environ, **harness.ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     if sabotage is not None:
         environment["KVPOLICY_TEST_SABOTAGE"] = sabotage
     return subprocess.run(
@@ -43,7 +51,9 @@ def assert_refused(result: subprocess.CompletedProcess[str], sentence: str) -> N
 
 @pytest.mark.parametrize("how", ["missing", "signature"])
 @pytest.mark.parametrize(
-    "target", targets.SCHEDULER + targets.LAUNCHER, ids=lambda target: target.path.rsplit(".", 1)[1]
+    "target",
+    targets.SCHEDULER + targets.TAPS + targets.PACKED + targets.LAUNCHER,
+    ids=lambda target: target.path.rsplit(".", 1)[1],
 )
 def test_a_changed_function_is_found_before_a_process_is_started(
     target: targets.Target, how: str, monkeypatch: pytest.MonkeyPatch
@@ -63,12 +73,47 @@ def test_a_changed_function_is_found_before_a_process_is_started(
     assert f"tested with SGLang {targets.TESTED_SGLANG}" in str(caught.value)
 
 
-@pytest.mark.parametrize("target", targets.SCHEDULER, ids=lambda target: target.path.rsplit(".", 1)[1])
-def test_a_hook_that_fails_in_the_scheduler_process_alone_stops_the_engine(
-    target: targets.Target, tiny: Path, tmp_path: Path
-) -> None:
-    result = start_engine(tiny, tmp_path / "run.py", f"children|{target.path}|unhooked", "kv_policy='vase-dkv'")
-    assert_refused(result, f"{target.path} could not be hooked")
+SCHEDULER = targets.SCHEDULER + targets.TAPS + targets.PACKED
+# Which hooks fail, and in a start of what. A start costs a minute on a slow machine; that each target is missed on its
+# own is tested above, and in tests/sglang_plugin/test_targets.py.
+IN_THE_SCHEDULER = {
+    "all": SCHEDULER,
+    "the first": SCHEDULER[:1],
+    "eviction": (targets.UPDATE_BATCH,),
+    "the last": SCHEDULER[-1:],
+}
+IN_THE_SERVER = {
+    "all of the launcher": targets.LAUNCHER,
+    **{each.path.rsplit(".", 1)[1]: (each,) for each in targets.LOAD},
+}
+
+Runs = dict[str, Future["subprocess.CompletedProcess[str]"]]
+
+
+@pytest.fixture(scope="module")
+def broken(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Engines and servers in which hooks fail; two starts at a time, for most of a start is imports."""
+    folder = tmp_path_factory.mktemp("scripts")
+    with ThreadPoolExecutor(2) as pool:
+        runs: Runs = {}
+        for label, failing in IN_THE_SCHEDULER.items():
+            paths, script = " ".join(target.path for target in failing), folder / f"{len(runs)}.py"
+            arms = "kv_policy='vase-attnv|epikv[band_b:2]', kv_quant='range-int4'"
+            runs[label] = pool.submit(start_engine, tiny, script, f"children|{paths}|unhooked", arms)
+        for label, failing in IN_THE_SERVER.items():
+            paths = " ".join(target.path for target in failing)
+            runs[label] = pool.submit(start_server, tiny, f"everywhere|{paths}|unhooked")
+        yield runs
+        pool.shutdown(cancel_futures=True)
+
+
+def named(failing: tuple[targets.Target, ...]) -> str:
+    return f"{' and '.join(target.path for target in failing)} could not be hooked"
+
+
+@pytest.mark.parametrize("label", IN_THE_SCHEDULER)
+def test_hooks_that_fail_in_the_scheduler_process_alone_stop_the_engine(label: str, broken: Runs) -> None:
+    assert_refused(broken[label].result(), named(IN_THE_SCHEDULER[label]))
 
 
 def test_a_scheduler_that_never_heard_of_the_policy_is_refused(tiny: Path, tmp_path: Path) -> None:
@@ -76,18 +121,14 @@ def test_a_scheduler_that_never_heard_of_the_policy_is_refused(tiny: Path, tmp_p
     assert_refused(start_engine(tiny, tmp_path / "run.py", sabotage, "kv_policy='vase-dkv'"), "reports no policy")
 
 
-@pytest.mark.parametrize("target", sorted(LAUNCHER, key=str), ids=lambda target: target.path.rsplit(".", 1)[1])
-def test_a_hook_that_fails_in_the_launching_process_stops_the_server(target: targets.Target, tiny: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [BIN / "sglang", "serve", "--model-path", tiny, "--port", port, "--kv-policy", "vase-dkv"]
-    result = run(command, f"everywhere|{target.path}|unhooked")
-    if target is targets.ADD_CLI_ARGS:
+@pytest.mark.parametrize("label", IN_THE_SERVER)
+def test_hooks_that_fail_in_the_launching_process_stop_the_server(label: str, broken: Runs) -> None:
+    result = broken[label].result()
+    if IN_THE_SERVER[label] == (targets.ADD_CLI_ARGS,):
         assert result.returncode != 0
         assert "unrecognized arguments: --kv-policy" in result.stderr
     else:
-        assert_refused(result, f"{target.path} could not be hooked")
+        assert_refused(result, named(IN_THE_SERVER[label]))
 
 
 def test_lm_eval_stops_too(tiny: Path) -> None:

@@ -31,13 +31,11 @@ def url(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     flags = [
         "--incremental-streaming-output",
         "--kv-policy",
-        "vase-dkv",
+        "vase-dkv[rank:8]|vase-attnv",
         "--kv-budget",
         "64",
         "--kv-period",
         "16",
-        "--kv-options",
-        "rank:8",
     ]
     command = [BIN / "sglang", "serve", "--model-path", tiny, "--port", port, "--max-total-tokens", 8192, *flags]
     with log.open("w") as output:
@@ -88,6 +86,25 @@ def test_the_chat_api_answers(url: str) -> None:
     response = json.loads(post(url, "/v1/chat/completions", {**body, "ignore_eos": True}))
     assert response["usage"]["completion_tokens"] == 120
     assert response["choices"][0]["message"]["content"]
+
+
+def test_a_request_of_the_chat_api_chooses_policy_and_seed(url: str) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Count."}], "max_tokens": 60, "ignore_eos": True}
+    seeds = ({"seed": 3}, {"seed": 3}, {"seed": 4}, {"custom_params": {"kv_policy": "vase-attnv", "kv_seed": 3}})
+    texts = []
+    for seed in seeds:
+        response = json.loads(post(url, "/v1/chat/completions", {**body, "temperature": 1.0, **seed}))
+        texts.append(response["choices"][0]["message"]["content"])
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[3][:20] == texts[0][:20]  # the same draws, until the two policies evict differently
+
+
+def test_a_choice_that_was_not_named_at_launch_is_answered_with_the_sentence(url: str) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Count."}], "max_tokens": 9}
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post(url, "/v1/chat/completions", {**body, "custom_params": {"kv_policy": "snapkv"}})
+    assert caught.value.code == 400
+    assert b"'snapkv' of a request was not named at launch" in caught.value.read()
 
 
 def test_requests_of_an_unsupported_kind_are_answered_with_the_sentence(url: str, prompts: list[list[int]]) -> None:

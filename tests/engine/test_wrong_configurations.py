@@ -50,6 +50,24 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "sessions": ({"kv_policy": "full", "enable_streaming_session": True}, "enable_streaming_session=True"),
 }
 
+WRONG |= {
+    "no query statistics": ({"kv_policy": "triattention"}, "kvpolicy calibrate"),
+    "query statistics that are not there": ({"kv_policy": "triattention", "kv_options": "stats:no/such"}, "no/such"),
+    "a base that gives no scores": ({"kv_policy": "alpha", "kv_options": "base:full"}, "full"),
+    "no gates": ({"kv_policy": "seerattention-r"}, "gates"),
+    "a format that is none": (
+        {"kv_quant": "int3"},
+        "'int3' is not a format; use int8, int4, int2, range-int8",
+    ),
+    "a format of keys that is none": ({"kv_quant": "int4", "kv_quant_keys": "int2"}, "use none, int8, int4"),
+    "a group without a format": ({"kv_policy": "full", "kv_quant_group": 32}, "no effect without kv_quant"),
+    "protection without range": ({"kv_quant": "int4", "kv_protect": 0.1}, "use kv_quant=range-int4"),
+    "too much protection": ({"kv_quant": "range-int4", "kv_protect": 0.9}, "above 0 and at most 0.5"),
+    "protection in words": ({"kv_quant": "range-int4", "kv_protect": "5%"}, "kv_protect must be a number, got '5%'"),
+    "a budget for a format": ({"kv_quant": "int4", "kv_budget": 512}, "kv_budget would have no effect"),
+    "partitions that fill the budget": ({"kv_policy": "lagkv", "kv_budget": 128}, "lag"),
+}
+
 
 @pytest.fixture
 def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +121,31 @@ def test_engine_refuses_a_model_by_its_configuration_alone(
     (tmp_path / "config.json").write_text(json.dumps({"dtype": "float32", **config}))
     with pytest.raises(KVPolicyError) as caught:
         sglang.Engine(model_path=str(tmp_path), device="cuda", kv_policy="full", skip_tokenizer_init=True)
+    assert_one_sentence(caught.value, fragment)
+
+
+TINY_QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 4}
+UNFIT: dict[str, tuple[dict[str, Any], str]] = {
+    "one set for the heads of two ranks": ({"kv_policy": "full|tova", "tp_size": 2}, "kv_policy=tova chooses for all"),
+    "no such layer": ({"kv_policy": "epikv", "kv_options": "band_a:9"}, "no band of a model with layers 0 to 3"),
+    "a group that does not divide a head": ({"kv_quant": "int4", "kv_quant_group": 48}, "use 16 or 32 or 64 or 128"),
+    "a backend that reads the pool itself": (
+        {"kv_quant": "int4", "attention_backend": "flashinfer"},
+        "does not work with attention_backend='flashinfer'",
+    ),
+    "the last layer": ({"kv_policy": "epikv", "kv_options": "band_b:3"}, "must lie in layers 0 to 2"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "fragment"), UNFIT.values(), ids=UNFIT.keys())
+def test_engine_refuses_a_policy_that_does_not_fit_the_model(
+    arguments: dict[str, Any], fragment: str, tmp_path: Path, no_launch: None
+) -> None:
+    import sglang
+
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": "float32", **TINY_QWEN3}))
+    with pytest.raises(KVPolicyError) as caught:
+        sglang.Engine(model_path=str(tmp_path), device="cuda", skip_tokenizer_init=True, **arguments)
     assert_one_sentence(caught.value, fragment)
 
 

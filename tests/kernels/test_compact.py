@@ -8,10 +8,16 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kvpolicy.kernels.compact import compact, compact_reference, gather_rows
+from kvpolicy.kernels.compact import PagedTokens, compact, compact_layers, compact_reference, gather_layers
 
 Move = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-implementations = pytest.mark.parametrize("move", [compact, compact_reference])
+
+
+def compact_one_layer(buffer: torch.Tensor, row: torch.Tensor, keep: torch.Tensor, destination: torch.Tensor) -> None:
+    compact_layers([[buffer]], row, keep[None], destination)
+
+
+implementations = pytest.mark.parametrize("move", [compact, compact_reference, compact_one_layer])
 
 
 @dataclass
@@ -107,10 +113,89 @@ def test_shapes_that_do_not_fit_are_programming_errors(keep: tuple[int, ...], de
         compact(torch.zeros(9, 2, 8), torch.arange(6), *arguments)
 
 
+@pytest.mark.parametrize(
+    "widths",
+    [
+        pytest.param([(64, torch.bfloat16), (64, torch.bfloat16)], id="keys and values"),
+        pytest.param([(80, torch.bfloat16), (80, torch.uint8), (1, torch.float16)], id="narrower values with a scale"),
+        pytest.param([(5, torch.uint8), (256, torch.float32), (3, torch.float64)], id="odd widths"),
+    ],
+)
+@pytest.mark.parametrize("place", ["beginning", "end", "shuffled", "fresh"])
+def test_all_layers_of_all_pools_equal_the_reference(widths: list[tuple[int, torch.dtype]], place: str) -> None:
+    generator = torch.Generator().manual_seed(len(place))
+    layers, heads, tokens, kept = 3, 2, 63, 41
+    slots = torch.randperm(150, generator=generator)
+    row = slots[:tokens]
+    destination = {"beginning": row[:kept], "end": row[-kept:], "shuffled": row.roll(7)[:kept].flip(0)}.get(
+        place, slots[tokens:][:kept]
+    )
+    keep = torch.stack([torch.randperm(tokens, generator=generator)[:kept].sort().values for _ in range(6)])
+    keep = keep.view(layers, heads, kept)
+    pools = [[random_bits((150, heads, width), dtype, generator) for _ in range(layers)] for width, dtype in widths]
+    expected = [[buffer.clone() for buffer in buffers] for buffers in pools]
+    for buffers in expected:
+        for layer, buffer in enumerate(buffers):
+            compact_reference(buffer, row, keep[layer], destination)
+    compact_layers(pools, row, keep, destination)
+    for found, wanted in zip(pools, expected, strict=True):
+        for layer in range(layers):
+            assert torch.equal(bits(found[layer]), bits(wanted[layer])), f"{layer = }"
+
+
+def random_bits(shape: tuple[int, int, int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    size = (*shape[:-1], shape[-1] * dtype.itemsize)
+    return torch.randint(256, size, dtype=torch.uint8, generator=generator).view(dtype)
+
+
+@pytest.mark.parametrize("kept", [0, 20])
+def test_tokens_that_stay_are_not_touched(kept: int) -> None:
+    given = case(33, 20)
+    before = given.buffer.clone()
+    keep = torch.arange(kept).expand(2, kept)
+    compact_layers([[given.buffer]], given.row, keep[None], given.row[:kept])
+    assert torch.equal(bits(given.buffer), bits(before))
+
+
+def test_buffers_may_begin_anywhere_in_their_storage() -> None:
+    given = case(63, 40, dtype=torch.bfloat16)
+    expected = given.expected()
+    shifted = torch.cat([given.buffer.new_zeros(1), given.buffer.flatten()])[1:].view(given.buffer.shape)
+    compact_layers([[shifted]], given.row, given.keep[None], given.destination)
+    assert torch.equal(bits(shifted), bits(expected))
+
+
+@pytest.mark.parametrize(
+    ("layers", "keep", "destination"),
+    [
+        pytest.param(2, (1, 2, 4), (4,), id="more layers"),
+        pytest.param(1, (1, 3, 4), (4,), id="more heads"),
+        pytest.param(1, (1, 2, 4), (5,), id="more destinations"),
+    ],
+)
+def test_layers_that_do_not_fit_are_programming_errors(
+    layers: int, keep: tuple[int, ...], destination: tuple[int, ...]
+) -> None:
+    arguments = [torch.zeros(shape, dtype=torch.int64) for shape in (keep, destination)]
+    with pytest.raises(AssertionError, match="must"):
+        compact_layers([[torch.zeros(9, 2, 8)] * layers], torch.arange(6), *arguments)
+
+
+def test_paged_tokens_are_read_layer_by_layer_or_at_once() -> None:
+    cases = [case(63, 40, heads=3, head_dim=80, dtype=torch.bfloat16) for _ in range(3)]
+    buffers = [given.buffer * (layer + 1) for layer, given in enumerate(cases)]
+    row = cases[0].row
+    paged, gathered = PagedTokens(buffers, row), gather_layers(buffers, row)
+    assert paged.shape == gathered.shape == (3, 3, 63, 80)
+    assert all(torch.equal(*pair) for pair in zip(paged, gathered, strict=True))
+    assert torch.equal(paged.gathered, gathered)
+    assert paged.gathered is paged.gathered
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_gathered_rows_are_a_copy_of_whole_tokens_by_head(dtype: torch.dtype) -> None:
     given = case(63, 40, heads=3, head_dim=80, dtype=dtype)
-    rows = gather_rows(given.buffer, given.row)
+    rows = gather_layers([given.buffer], given.row)[0]
     expected = [[given.buffer[int(slot), head] for slot in given.row] for head in range(3)]
     assert torch.equal(rows, torch.stack([torch.stack(head) for head in expected]))
     before = rows.clone()

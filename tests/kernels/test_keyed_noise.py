@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from kvpolicy.kernels.keyed_noise import hash_keys, standard_normal, uniform
+from kvpolicy.kernels.keyed_noise import hash_keys, mixed_seed, standard_normal, uniform
 
 MASK = (1 << 64) - 1
 GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -62,9 +62,47 @@ def test_hashes_equal_the_reference_in_python_integers(n_keys: int) -> None:
         assert int(hash_keys(*tensors(*keys))) == signed(reference_hash(*keys)), keys
 
 
+def test_numbers_count_as_tensors_of_one_number_do() -> None:
+    tail = torch.arange(5)
+    for numbers in [(0,), (2**63 - 1, -(2**63)), (-1, 7, 2**32)]:
+        for draw in (hash_keys, uniform, standard_normal):
+            assert torch.equal(draw(*numbers, tail), draw(*tensors(*numbers), tail))
+    with pytest.raises(AssertionError, match="before"):
+        hash_keys(tail, 3)
+
+
+def test_a_narrow_key_is_widened() -> None:
+    keys = torch.tensor(2**40), torch.arange(5)
+    assert torch.equal(hash_keys(keys[0], keys[1].int()), hash_keys(*keys))
+
+
 def test_the_order_and_the_number_of_keys_matter() -> None:
     keys = [(1, 2), (2, 1), (1,), (1, 0), (0, 1), (1, 2, 0)]
     assert len({int(hash_keys(*tensors(*key))) for key in keys}) == len(keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param((0,), id="zero"),
+        pytest.param((0, 0), id="two zeros"),
+        pytest.param((5, 1), id="small"),
+        pytest.param((2**63 - 1, 3), id="the largest"),
+        pytest.param((-(2**63), 0), id="the smallest"),
+        pytest.param((-1, -2, -3), id="negative"),
+    ],
+)
+def test_a_mixed_seed_is_the_lower_63_bits_of_the_hash(keys: tuple[int, ...]) -> None:
+    assert mixed_seed(*keys) == reference_hash(*keys) & (2**63 - 1)
+
+
+def test_mixed_seeds_of_different_keys_differ() -> None:
+    numbers = [0, 1, 2, -1, 7, 2**31, 2**63 - 1, -(2**63)]
+    pairs = [(a, b) for a in numbers for b in numbers]
+    mixed = [mixed_seed(*pair) for pair in pairs] + [mixed_seed(number) for number in numbers]
+    assert len(set(mixed)) == len(mixed)
+    assert all(0 <= seed < 2**63 for seed in mixed)
+    assert mixed_seed(7, 0) != 7
 
 
 def test_a_value_does_not_depend_on_the_shape_it_is_drawn_in() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kvpolicy.kernels.compact import PagedTokens
 from kvpolicy.kernels.projected_energy import projected_energy, projected_energy_reference
 
 # Relative error of one score. Inputs are widened exactly and all arithmetic is fp32, so the dtype of the cache does
@@ -70,6 +71,41 @@ def test_a_worked_example(energy: Energy) -> None:
     keys, values = torch.tensor([1.0, 2.0]).view(1, 1, 1, 2), torch.tensor([1.0, -1.0]).view(1, 1, 1, 2)
     projection = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
     assert energy(keys, values, projection).tolist() == [[[(49 + 100) * (4 + 4)]]]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_rows_in_a_pool_score_as_they_do_when_gathered(threads: int) -> None:
+    generator = torch.Generator().manual_seed(threads)
+    layers, slots, row = 3, 1200, torch.randperm(1200, generator=generator)[:1003]
+    pools = torch.randn(2, layers, slots, 3, 64, generator=generator).bfloat16()
+    projection = torch.randn(layers, 64, 20, generator=generator)
+    keys, values = (PagedTokens(list(pool), row) for pool in pools)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        scores = projected_energy(keys, values, projection)
+        assert torch.equal(scores, projected_energy(keys.gathered, values.gathered, projection))
+    finally:
+        torch.set_num_threads(before)
+    expected = projected_energy_reference(keys.gathered, values.gathered, projection)
+    torch.testing.assert_close(scores, expected, rtol=1e-5, atol=0)
+
+
+def test_a_token_that_is_not_finite_leaves_the_others_alone() -> None:
+    keys = torch.randn(2, 3, 63, 64, generator=torch.Generator().manual_seed(0))
+    projection = torch.ones(2, 64, 20)
+    before = projected_energy(keys, keys, projection)
+    keys[1, 2, 40], keys[0, 0, 0] = torch.nan, torch.inf
+    after = projected_energy(keys, keys, projection)
+    changed = ~after.isfinite()
+    assert changed.nonzero().tolist() == [[0, 0, 0], [1, 2, 40]]
+    assert torch.equal(after[~changed], before[~changed])
+
+
+@implementations
+def test_no_tokens(energy: Energy) -> None:
+    empty = torch.zeros(2, 3, 0, 64)
+    assert energy(empty, empty, torch.ones(2, 64, 20)).shape == (2, 3, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 import json
+from decimal import InvalidOperation
 
 import pytest
 
-from kvpolicy.lmeval_tasks.answers import final_number, is_correct
+from kvpolicy.lmeval_tasks.answers import is_correct
+from kvpolicy.lmeval_tasks.grading.extract import final_answer
 from kvpolicy.lmeval_tasks.gsm8k_sample.task import DATA
 
 SOLUTIONS = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
@@ -44,14 +46,17 @@ GOLDEN = {
     "empty box quoted from the question": (r"I put it within \boxed{}. She makes 18", "18"),
     "gold with comma": ("#### 57500", "57,500"),
 }
+# Answers, though no numbers.
+OTHER_ANSWERS = {
+    "boxed fraction": (r"1/2 is \boxed{\frac{1}{2}}", "2"),
+    "boxed word": (r"After 2 days: \boxed{none}", "2"),
+}
 NO_ANSWER = {
     "empty": "",
     "no number": "I do not know.",
     "empty box": r"\boxed{}",
     "unclosed box": r"so \boxed{",
     "thinking that never ends": "<think>The answer is 18. But wait",
-    "boxed fraction": r"1/2 is \boxed{\frac{1}{2}}",
-    "boxed word": r"After 2 days: \boxed{none}",
     "digits inside a word": "see table A18b",
 }
 
@@ -62,25 +67,38 @@ def test_final_number_is_found(text: str, gold: str) -> None:
     assert not is_correct(text, "999")
 
 
+@pytest.mark.parametrize(("text", "number"), OTHER_ANSWERS.values(), ids=OTHER_ANSWERS)
+def test_a_number_within_another_answer_is_not_it(text: str, number: str) -> None:
+    assert not is_correct(text, number)
+
+
 @pytest.mark.parametrize("text", NO_ANSWER.values(), ids=NO_ANSWER)
 def test_no_number_is_no_answer(text: str) -> None:
-    assert final_number(text) is None
+    assert final_answer(text, numeric=True).answer is None
     assert not is_correct(text, "18")
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("She has 16 - 3 = 13", None), (r"so \boxed{13} and then", 13), ("#### 13\n\nQuestion", 13)],
+    [("She has 16 - 3 = 13", None), (r"so \boxed{13} and then", "13"), ("#### 13\n\nQuestion", "13")],
     ids=["a step", "boxed", "hashes"],
 )
-def test_truncated_response_needs_a_marked_answer(text: str, number: int | None) -> None:
-    assert final_number(text, truncated=True) == number
+def test_truncated_response_needs_a_marked_answer(text: str, number: str | None) -> None:
+    assert final_answer(text, numeric=True, truncated=True).answer == number
+    assert is_correct(text, "13")
+    assert is_correct(text, "13", truncated=True) == (number is not None)
 
 
 def test_garbage_is_graded_in_no_time() -> None:
-    assert final_number("9" * 200_000 + "_") is not None
-    assert final_number("\\boxed{" * 2_000) is None
-    assert final_number("#### " * 50_000) is None
+    assert not is_correct("9" * 200_000 + "_", "18")
+    assert not is_correct("\\boxed{" * 2_000, "18")
+    assert not is_correct("#### " * 50_000, "18")
+
+
+@pytest.mark.parametrize("gold", ["", "none", r"\frac{1}{2}"])
+def test_a_gold_answer_that_is_no_number_is_refused(gold: str) -> None:
+    with pytest.raises(InvalidOperation):
+        is_correct("18", gold)
 
 
 @pytest.mark.parametrize("row", SOLUTIONS, ids=lambda row: row["id"])

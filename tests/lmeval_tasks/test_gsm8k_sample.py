@@ -75,17 +75,26 @@ def test_prompt_and_generation(task: Any) -> None:
 
 def test_metrics_of_a_response_of_the_plugin(task: Any) -> None:
     record = {"kv_bytes_mean": 1.0, "kv_bytes_full_mean": 4.0}
-    text = text_of("So \\boxed{18}", "stop", record)
-    assert task.process_results(task.eval_docs[0], [text]) == {"exact_match": 1, "truncated": 0, "kv_policy": record}
+    metrics = task.process_results(task.eval_docs[0], [text_of("So \\boxed{18}", "stop", record)])
+    assert metrics["exact_match"] == 1
+    assert metrics["truncated"] == 0
+    assert metrics["kv_policy"] == record
 
 
-def test_truncated_response(task: Any) -> None:
+@pytest.mark.parametrize("answer", ["The answer is 18.", "#### 18", "which makes 18"])
+def test_a_small_model_need_not_box_its_answer(task: Any, answer: str) -> None:
+    assert task.process_results(task.eval_docs[0], [answer])["exact_match"] == 1
+
+
+def test_a_truncated_response_without_a_marked_answer_has_none(task: Any) -> None:
     metrics = task.process_results(task.eval_docs[0], [text_of("she has 18", "length", None)])
-    assert metrics == {"exact_match": 0, "truncated": 1}
+    assert {name for name, value in metrics.items() if value == 1} == {"no_answer", "truncated"}
 
 
 def test_plain_text_of_another_backend_has_no_cache_metrics(task: Any) -> None:
-    assert task.process_results(task.eval_docs[0], ["she has 18"]) == {"exact_match": 1}
+    metrics = task.process_results(task.eval_docs[0], ["she has 18"])
+    assert metrics["exact_match"] == 1
+    assert metrics.keys() & {"kv_policy", "truncated", "response_tokens"} == set()
 
 
 def test_aggregation_is_the_mean_share_and_has_no_stderr(task: Any) -> None:
@@ -98,5 +107,7 @@ def test_aggregation_is_the_mean_share_and_has_no_stderr(task: Any) -> None:
     aggregate = task.aggregation()["kv_policy"]
     assert aggregate is response.mean_held_share
     assert aggregate(records) == pytest.approx((0.25 + 0.75 + 1.0) / 3)
+    assert aggregate([records[:2], records[2:]]) == pytest.approx((0.5 + 1.0) / 2)
     assert metrics.stderr_for_metric(aggregate, bootstrap_iters=10) is None
-    assert task.higher_is_better() == {"exact_match": True, "kv_policy": False, "truncated": False}
+    assert task.higher_is_better()["kv_policy"] is False
+    assert task.higher_is_better()["exact_match"] is True

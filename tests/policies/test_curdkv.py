@@ -51,7 +51,7 @@ def check_many(head_dim: int, dtype: torch.dtype, variant: str) -> None:
         noise = Noise(seed=case, eviction=rng.randint(0, 9), layers=tuple(range(5, 5 + layers)))
         kept = policy.select(candidates, n_keep, 64, noise)
         # The projection of a generation: that of its first eviction.
-        projection = policy.projection(head_dim, Noise(case, 0, noise.layers))
+        projection = policy.drawn_projection(head_dim, Noise(case, 0, noise.layers))
         older = tokens - recent
         for layer in range(layers):
             for head in range(heads):
@@ -76,14 +76,14 @@ def test_kept_tokens_are_those_of_the_published_formula(head_dim: int, dtype: to
 
 
 def test_the_projection_is_drawn_once_per_layer_and_generation() -> None:
-    first = CurDKV().projection(96, Noise(1, 0, (0, 1)))
-    assert torch.equal(first, CurDKV().projection(96, Noise(1, 57, (0, 1))))
+    first = CurDKV().drawn_projection(96, Noise(1, 0, (0, 1)))
+    assert torch.equal(first, CurDKV().drawn_projection(96, Noise(1, 57, (0, 1))))
     assert not torch.equal(first[0], first[1])
-    assert not torch.equal(first, CurDKV().projection(96, Noise(2, 0, (0, 1))))
+    assert not torch.equal(first, CurDKV().drawn_projection(96, Noise(2, 0, (0, 1))))
 
 
 def test_the_projection_is_standard_normal_over_the_root_of_its_rank() -> None:
-    draws = CurDKV().projection(128, Noise(0, 0, tuple(range(64)))).double()
+    draws = CurDKV().drawn_projection(128, Noise(0, 0, tuple(range(64)))).double()
     count = draws.numel()
     assert draws.shape == (64, 128, 20)
     assert abs(draws.mean()) < 5 * (1 / 20 / count) ** 0.5

@@ -20,4 +20,4 @@ def test_asking_it_to_choose_is_a_programming_error() -> None:
 
 def test_it_forces_and_reads_nothing() -> None:
     assert Full().forced(64) == 0
-    assert Full().needs == Needs()
+    assert Full().needs(64) == Needs()

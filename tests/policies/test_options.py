@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import pytest
@@ -26,6 +27,8 @@ class Sample(Policy):
     mode: Literal["mean", "max"] = "mean"
     recent: int | None = None
     ratio: float | None = 0.25
+    kernel: int | None = field(default=None, metadata={"least": 3, "odd": True})
+    temperature: float = field(default=1.0, metadata={"least": 1e-6})
 
     def select(self, candidates: Candidates, n_keep: int, period: int, noise: Noise) -> torch.Tensor:
         raise NotImplementedError
@@ -40,6 +43,9 @@ class Sample(Policy):
         pytest.param(" rank : 8 ;; sinks:0 ; ", {"rank": "8", "sinks": "0"}, id="spaces and empty pieces"),
         pytest.param("path:a:b", {"path": "a:b"}, id="a colon in the value"),
         pytest.param("rank:8,sinks", {"rank": "8,sinks"}, id="a comma in the value"),
+        pytest.param("base:x[a:1;b:2];rank:8", {"base": "x[a:1;b:2]", "rank": "8"}, id="semicolons in brackets"),
+        pytest.param("base:x[y:z[a:1;b:2];c:3]", {"base": "x[y:z[a:1;b:2];c:3]"}, id="brackets in brackets"),
+        pytest.param("a:[];b:[;];;c:1", {"a": "[]", "b": "[;]", "c": "1"}, id="nothing in brackets"),
     ],
 )
 def test_text_is_split_into_names_and_values(text: str, options: dict[str, str]) -> None:
@@ -50,6 +56,18 @@ def test_text_is_split_into_names_and_values(text: str, options: dict[str, str])
 def test_a_piece_without_name_or_value_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="written name:value;name:value, got '"):
         parse_options(text)
+
+
+@pytest.mark.parametrize("text", ["base:x[a:1;rank:8", "base:x]a:1;rank:8", "base:x]a:1[;rank:8", "base:x[[a:1];b:2"])
+def test_brackets_that_do_not_match_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"the brackets of kv_options {text!r} do not match")):
+        parse_options(text)
+
+
+def test_a_name_is_given_twice_only_outside_of_brackets() -> None:
+    assert parse_options("base:x[sinks:1;base:y];sinks:2") == {"base": "x[sinks:1;base:y]", "sinks": "2"}
+    with pytest.raises(ValueError, match="gives 'sinks' twice"):
+        parse_options("sinks:2;base:x[sinks:1];sinks:3")
 
 
 def test_a_name_given_twice_is_refused() -> None:
@@ -71,6 +89,12 @@ def test_a_name_given_twice_is_refused() -> None:
         pytest.param("recent", "16", 16, id="number where none is possible"),
         pytest.param("ratio", "None", None, id="none in capitals"),
         pytest.param("ratio", "0.5", 0.5, id="fraction where none is possible"),
+        pytest.param("kernel", "3", 3, id="odd number and the least"),
+        pytest.param("kernel", "7", 7, id="odd number"),
+        pytest.param("kernel", "none", None, id="none where numbers must be odd"),
+        pytest.param("count", "4", 4, id="even number where any will do"),
+        pytest.param("temperature", "1e-6", 1e-6, id="the least number"),
+        pytest.param("share", "1e308", 1e308, id="a number that is nearly infinite"),
     ],
 )
 def test_values_take_the_type_of_their_field(name: str, text: str, value: object) -> None:
@@ -92,11 +116,29 @@ def test_values_take_the_type_of_their_field(name: str, text: str, value: object
         pytest.param("smooth", "1", "option 'smooth' is true or false, got '1'", id="one for true"),
         pytest.param("mode", "median", "option 'mode' is one of mean, max, got 'median'", id="no choice"),
         pytest.param("recent", "some", "option 'recent' must be a whole number, got 'some'", id="neither"),
+        pytest.param("kernel", "4", "option 'kernel' must be odd, got '4'", id="even"),
+        pytest.param("kernel", "1", "option 'kernel' must be at least 3, got '1'", id="odd but too small"),
+        pytest.param("kernel", "2", "option 'kernel' must be at least 3, got '2'", id="even and too small"),
+        pytest.param("kernel", "3.0", "option 'kernel' must be a whole number, got '3.0'", id="odd fraction"),
+        pytest.param("temperature", "0", "option 'temperature' must be at least 1e-06, got '0'", id="below the least"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(name: str, text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}$"):
         build(Sample, {name: text})
+
+
+@pytest.mark.parametrize("name", ["share", "ratio", "temperature"])
+@pytest.mark.parametrize("text", ["inf", "-inf", "Infinity", "1e400", "nan", "NaN"])
+def test_infinities_and_what_is_no_number_are_refused(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^option '{name}' must be .*, got '{text}'$"):
+        build(Sample, {name: text})
+
+
+@pytest.mark.parametrize("text", ["inf", "nan", "1e3"])
+def test_a_whole_number_is_written_in_digits(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^option 'count' must be a whole number, got '{text}'$"):
+        build(Sample, {"count": text})
 
 
 def test_an_unknown_option_lists_the_options_with_their_defaults() -> None:

@@ -25,6 +25,11 @@ class Newest(Policy):
 
 not_a_class = 4
 """
+LISTED = (
+    "full, random, streaming-llm, vase-attnv, vase-dkv, evict-large-range, evict-small-range, snapkv, curdkv, rkv, "
+    "h2o, tova, keydiff, lagkv, lagkv-ratio, raas, thinkv, triattention, alpha, epikv, epikv-seg, epikv-lag, quest, "
+    "seerattention-r"
+)
 
 
 @pytest.fixture
@@ -47,16 +52,24 @@ def test_a_registered_name_is_its_class_own_name(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("vase", "vase-dkv"), ("vase_dkv", "vase-dkv"), ("streaming_llm", "streaming-llm"), ("Random", "random")],
+    [
+        ("vase", "vase-dkv"),
+        ("vase_dkv", "vase-dkv"),
+        ("vase-attn", "vase-attnv"),
+        ("streaming_llm", "streaming-llm"),
+        ("Random", "random"),
+        ("snap-kv", "snapkv"),
+        ("evict_large_range", "evict-large-range"),
+    ],
 )
 def test_an_unknown_name_suggests_the_nearest_and_lists_all(name: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=f"^kv_policy '{name}' is not known; did you mean '{nearest}'\\?") as caught:
         policy_type(name)
-    assert str(caught.value).endswith("known: full, random, streaming-llm, vase-dkv, curdkv")
+    assert str(caught.value).endswith(f"known: {LISTED}")
 
 
 def test_a_name_like_no_other_only_lists_all() -> None:
-    with pytest.raises(ValueError, match=r"^kv_policy 'zzz' is not known; known: full, "):
+    with pytest.raises(ValueError, match=f"^kv_policy 'zzz' is not known; known: {LISTED}$"):
         policy_type("zzz")
 
 

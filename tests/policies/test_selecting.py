@@ -38,6 +38,39 @@ def test_forced_tokens_and_the_highest_scores_stay(tokens: int, n_keep: int, sin
     assert torch.equal(scores, untouched)
 
 
+@pytest.mark.parametrize(
+    ("scores", "n_keep", "kept"),
+    [
+        pytest.param([1, 1, 1, 1, 1], 3, [0, 1, 2], id="all equal"),
+        pytest.param([1, 5, 1, 5, 1], 3, [0, 1, 3], id="equal ones fill up"),
+        pytest.param([5, 5, 5, 9, 1], 2, [0, 3], id="one above the equal ones"),
+        pytest.param([0, -torch.inf, torch.inf, -torch.inf, 0], 4, [0, 1, 2, 4], id="infinities"),
+        pytest.param([0.0, -0.0, 0.0], 2, [0, 1], id="zeros of both signs"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+def test_of_equal_scores_the_oldest_are_kept(
+    scores: list[float], n_keep: int, kept: list[int], dtype: torch.dtype
+) -> None:
+    rows = torch.tensor([[scores, scores]], dtype=dtype)
+    assert keep_highest(rows, n_keep).tolist() == [[kept, kept]]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("distinct", [1, 2, 7])
+def test_many_equal_scores_beside_sinks_and_recent_tokens(rows: int, distinct: int) -> None:
+    scores = torch.randint(distinct, (rows, 500), generator=torch.Generator().manual_seed(distinct)).float()
+    kept = keep_highest(scores, 200, sinks=4, recent=16)
+    assert kept.tolist() == [reference(row, 200, 4, 16) for row in scores.tolist()]
+
+
+@pytest.mark.parametrize("age_order", [True, False])
+def test_nothing_can_be_kept(age_order: bool) -> None:
+    kept = keep_highest(torch.zeros(2, 3, 9), 0, age_order=age_order)
+    assert kept.shape == (2, 3, 0)
+    assert kept.dtype == torch.int64
+
+
 def test_selection_order_runs_from_the_highest_score_down() -> None:
     scores = torch.tensor([3.0, 9.0, 1.0, 7.0, 5.0])
     assert keep_highest(scores, 3, age_order=False).tolist() == [1, 3, 4]

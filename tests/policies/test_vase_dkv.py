@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kvpolicy.policies.base import Candidates, Noise
+from kvpolicy.policies.curdkv import CurDKV
 from kvpolicy.policies.vase_dkv import VaseDKV
 from tests.policies.candidates import random_candidates
 from tests.policies.near_ties import check_top
@@ -38,7 +39,7 @@ def test_kept_tokens_are_those_of_the_published_formula(head_dim: int, dtype: to
         candidates = random_candidates(layers, heads, tokens, head_dim, dtype=dtype, seed=case)
         noise = Noise(seed=case, eviction=rng.randint(0, 9), layers=tuple(range(5, 5 + layers)))
         kept = policy.select(candidates, n_keep, 64, noise)
-        projection = policy.projection(head_dim, noise)
+        projection = policy.drawn_projection(head_dim, noise)
         older = tokens - recent
         for layer in range(layers):
             for head in range(heads):
@@ -55,7 +56,7 @@ def test_kept_tokens_are_those_of_the_published_formula(head_dim: int, dtype: to
 def test_the_projection_is_standard_normal_over_the_root_of_its_rank() -> None:
     for rank in (5, 20):
         draws = torch.stack(
-            [VaseDKV(rank=rank).projection(128, Noise(0, eviction, tuple(range(36)))) for eviction in range(4)]
+            [VaseDKV(rank=rank).drawn_projection(128, Noise(0, eviction, tuple(range(36)))) for eviction in range(4)]
         ).double()
         count = draws.numel()
         assert draws.shape == (4, 36, 128, rank)
@@ -67,7 +68,7 @@ def test_the_projection_is_standard_normal_over_the_root_of_its_rank() -> None:
 def test_projections_of_two_rounds_are_uncorrelated(key: str) -> None:
     arguments = {"seed": 0, "eviction": 0, "layer": 0}
     a, b = (
-        VaseDKV().projection(128, Noise(n["seed"], n["eviction"], (n["layer"],))).flatten().double()
+        VaseDKV().drawn_projection(128, Noise(n["seed"], n["eviction"], (n["layer"],))).flatten().double()
         for n in (arguments, {**arguments, key: 1})
     )
     correlation = float(torch.corrcoef(torch.stack([a, b]))[0, 1])
@@ -77,7 +78,7 @@ def test_projections_of_two_rounds_are_uncorrelated(key: str) -> None:
 def test_the_projection_keeps_energy_on_average() -> None:
     x = torch.randn(96, generator=torch.Generator().manual_seed(0)).double()
     noise = Noise(seed=3, eviction=0, layers=tuple(range(1000)))
-    projected = (x @ VaseDKV().projection(96, noise).double()).square().sum(-1)
+    projected = (x @ VaseDKV().drawn_projection(96, noise).double()).square().sum(-1)
     # Each is |x|^2 chi2(20) / 20, of standard deviation |x|^2 sqrt(2 / 20).
     assert projected.mean() / x.square().sum() == pytest.approx(1, abs=5 * (2 / 20 / 1000) ** 0.5)
 
@@ -106,5 +107,23 @@ def test_tokens_without_value_go_first() -> None:
 
 
 def test_published_defaults() -> None:
-    assert VaseDKV() == VaseDKV(sinks=4, recent=None, rank=20)
+    assert VaseDKV() == VaseDKV(sinks=4, recent=None, rank=20, projection="redrawn")
     assert VaseDKV().forced(64) == 68
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("eviction", [0, 1, 7])
+def test_with_a_fixed_projection_it_selects_what_curdkv_selects(eviction: int, dtype: torch.dtype) -> None:
+    candidates, noise = random_candidates(3, 2, 111, 96, dtype=dtype), Noise(5, eviction, (0, 1, 2))
+    fixed = VaseDKV(projection="fixed", recent=8)
+    kept = fixed.select(candidates, 40, 64, noise)
+    assert torch.equal(kept, CurDKV(recent=8).select(candidates, 40, 64, noise))
+    assert not torch.equal(kept, VaseDKV(recent=8).select(candidates, 40, 64, noise))
+
+
+def test_a_fixed_projection_belongs_to_a_layer_and_a_request() -> None:
+    fixed = VaseDKV(projection="fixed")
+    first = fixed.drawn_projection(96, Noise(1, 0, (0, 1)))
+    assert torch.equal(first, fixed.drawn_projection(96, Noise(1, 57, (0, 1))))
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first, fixed.drawn_projection(96, Noise(2, 0, (0, 1))))

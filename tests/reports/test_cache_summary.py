@@ -32,13 +32,16 @@ def record(evictions: int = 3, full_end: int = 250, steps: int = 150, **changed:
         "budget": 100,
         "period": 16,
         "seed": 0,
+        "sampling_seed": None,
         "options": "",
         "evictions": evictions,
         "tokens_evicted": evicted,
         "evictions_deferred": 0,
+        "eviction_seconds": 0.01 * evictions,
         "decode_steps": steps,
         **tokens,
         **{f"kv_bytes_{name.removeprefix('resident_')}": BYTES * value for name, value in tokens.items()},
+        "query_window_bytes": 0,
         **changed,
     }
 
@@ -48,13 +51,16 @@ def write(
     records: list[dict[str, Any] | None],
     date: str = NEW,
     filters: tuple[str, ...] = ("none",),
+    chosen: dict[str, Any] | None = None,
     **model_args: Any,
 ) -> Path:
-    """One run as lm-eval leaves it; a record of None is a response without one."""
+    """One run as lm-eval leaves it; a record of None is a response without one, `chosen` are `custom_params`."""
     target = folder / "org__model"
     target.mkdir(parents=True, exist_ok=True)
+    generation = {"temperature": 0.0} | ({"custom_params": chosen} if chosen else {})
+    arguments = {"arguments": {"gen_args_0": {"arg_0": "a question", "arg_1": generation}}}
     lines = [
-        json.dumps({"doc_id": i, "filter": name} | ({} if kv is None else {"kv_policy": kv}))
+        json.dumps({"doc_id": i, "filter": name, **arguments} | ({} if kv is None else {"kv_policy": kv}))
         for name in filters
         for i, kv in enumerate(records)
     ]
@@ -145,3 +151,93 @@ def test_responses_of_another_run_are_refused(tmp_path: Path) -> None:
         (run,) = newest_runs(tmp_path / folder)
         with pytest.raises(OutputError, match=message):
             summarize(run)
+
+
+def test_options_tell_different_runs_apart(tmp_path: Path) -> None:
+    write(tmp_path, [record(), record(options="rank:8")])
+    (run,) = newest_runs(tmp_path)
+    with pytest.raises(OutputError, match=r"vase-dkv with budget 100 .* and vase-dkv\[rank:8\] with budget 100"):
+        summarize(run)
+
+
+@pytest.mark.parametrize(("seeds", "seed"), [((3, 3), 3), ((3, 4), None)], ids=["the same", "their own"])
+def test_seeds_may_differ_within_a_run(tmp_path: Path, seeds: tuple[int, int], seed: int | None) -> None:
+    write(tmp_path, [record(seed=each, sampling_seed=each + 1) for each in seeds], kv_policy="vase-dkv", kv_seed=3)
+    (run,) = newest_runs(tmp_path)
+    assert summarize(run).seed == seed
+
+
+SEVERAL = "full | vase-dkv[rank:8]|vase-dkv"
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen", "made"),
+    [
+        pytest.param({"kv_policy": "vase-dkv", "kv_options": "rank:8"}, {}, {"options": "rank:8"}, id="options"),
+        pytest.param({"kv_policy": "vase-dkv[rank:8]"}, {}, {"options": "rank:8"}, id="brackets"),
+        pytest.param({"kv_policy": "vase-dkv[rank:8]|full"}, {}, {"options": "rank:8"}, id="the first of several"),
+        pytest.param({"kv_policy": " vase-dkv | full"}, {}, {}, id="spaces"),
+        pytest.param({"kv_policy": SEVERAL}, {"kv_policy": "vase-dkv"}, {}, id="chosen"),
+        pytest.param({"kv_policy": SEVERAL}, {"kv_policy": "vase-dkv[rank:8]"}, {"options": "rank:8"}, id="brackets 2"),
+        pytest.param({"kv_policy": "vase-dkv", "kv_budget": "200"}, {"kv_budget": 100}, {}, id="chosen budget"),
+        pytest.param({"kv_policy": "vase-dkv", "kv_budget": "100", "kv_period": 16}, {}, {}, id="numbers as text"),
+        pytest.param({}, {}, {}, id="a run without results file"),
+    ],
+)
+def test_responses_of_what_was_asked_for_are_added_up(
+    tmp_path: Path, asked: dict[str, Any], chosen: dict[str, Any], made: dict[str, Any]
+) -> None:
+    write(tmp_path, [record(**made)], chosen=chosen, **asked)
+    (run,) = newest_runs(tmp_path)
+    assert summarize(run).options == made.get("options", "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen", "sentence"),
+    [
+        pytest.param({"kv_policy": "vase-dkv[rank:8]"}, {}, r"kv_policy=vase-dkv\[rank:8\], but", id="no options"),
+        pytest.param({"kv_policy": "vase-dkv", "kv_options": "rank:8"}, {}, "kv_options='rank:8', but", id="options"),
+        pytest.param({"kv_policy": SEVERAL}, {}, "kv_policy=full", id="not the first"),
+        pytest.param({"kv_policy": SEVERAL}, {"kv_policy": "full"}, "kv_policy=full, but", id="not the chosen"),
+        pytest.param({"kv_policy": "vase-dkv", "kv_period": 32}, {}, "kv_period=32, but", id="period"),
+        pytest.param({"kv_policy": "vase-dkv", "kv_budget": 100}, {"kv_budget": 90}, "kv_budget=90, but", id="budget"),
+    ],
+)
+def test_responses_of_something_else_are_refused(
+    tmp_path: Path, asked: dict[str, Any], chosen: dict[str, Any], sentence: str
+) -> None:
+    write(tmp_path, [record()], chosen=chosen, **asked)
+    (run,) = newest_runs(tmp_path)
+    with pytest.raises(OutputError, match=f"asked for {sentence}"):
+        summarize(run)
+
+
+def test_several_responses_to_a_problem_count_one_by_one(tmp_path: Path) -> None:
+    """avg@k: a problem's sample holds a list of records, and what is known of each response."""
+    write(tmp_path, [record(), record()], kv_policy="vase-dkv")
+    (file,) = tmp_path.rglob("samples_*.jsonl")
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
+    for sample in samples:
+        sample["kv_policy"] = [record(2), record(5), None]
+        sample["responses"] = [{}, {}, {}]
+    file.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    (run,) = newest_runs(tmp_path)
+    summary = summarize(run)
+    assert (summary.responses, summary.responses_without_record, summary.evictions) == (6, 2, 14)
+
+
+def test_a_cache_in_low_bits_is_named_and_must_be_what_was_asked_for(tmp_path: Path) -> None:
+    packed = {"kv_quant": "range-int4", "bits_per_element": 5.5}
+    write(tmp_path, [record(**packed)], kv_policy="vase-dkv", kv_quant="range-int4")
+    (run,) = newest_runs(tmp_path)
+    summary = summarize(run)
+    assert (summary.kv_quant, summary.bits_per_element) == ("range-int4", 5.5)
+    assert "5.50 bits" in str(cache_command.table_of(summary).title)
+    write(tmp_path, [record(**packed)], kv_policy="vase-dkv", kv_quant="int4")
+    (run,) = newest_runs(tmp_path)
+    with pytest.raises(OutputError, match="kv_quant=int4"):
+        summarize(run)
+    write(tmp_path, [record(**packed), record()], kv_policy="vase-dkv")
+    (run,) = newest_runs(tmp_path)
+    with pytest.raises(OutputError, match=r"different runs: .*kv_quant=range-int4"):
+        summarize(run)

@@ -9,17 +9,22 @@ from typing import Any
 import pytest
 
 from kvpolicy.policies.curdkv import CurDKV
+from kvpolicy.policies.registry import POLICIES
 from kvpolicy.policies.vase_dkv import VaseDKV
-from kvpolicy.sglang_plugin.config import ARGUMENTS, KVPolicyConfig, config_from
+from kvpolicy.quant.cache_format import CacheFormat
+from kvpolicy.sglang_plugin.config import ARGUMENTS, KVPolicyConfig, check_numbers, config_from
 from kvpolicy.sglang_plugin.errors import KVPolicyError
 
 VASE = {"kv_policy": "vase-dkv"}
+RANGE = {"kv_quant": "range-int4"}
+ALL_FORMATS = "int8, int4, int2, range-int8, range-int4, range-int2"
 
 
 def test_a_policy_alone_has_the_documented_defaults() -> None:
     config = config_from(VASE)
     assert config == KVPolicyConfig("vase-dkv", budget=4096, period=64, seed=0, options="", trace=None)
-    assert config.build_policy() == VaseDKV()
+    assert config is not None
+    assert [(arm.name, arm.policy) for arm in config.arms.values()] == [("vase-dkv", VaseDKV())]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"kv_policy": None}, dict.fromkeys(ARGUMENTS)], ids=["none", "one", "all"])
@@ -46,7 +51,7 @@ def test_a_folder_that_looks_like_a_number_stays_text() -> None:
 
 def test_options_reach_the_policy() -> None:
     config = KVPolicyConfig("curdkv", 128, options="variant:windowed;recent:8")
-    assert config.build_policy() == CurDKV(variant="windowed", recent=8)
+    assert config.arms["curdkv"].policy == CurDKV(variant="windowed", recent=8)
 
 
 def test_every_field_is_an_argument() -> None:
@@ -72,7 +77,7 @@ def test_the_smallest_budget_leaves_one_token_to_choose(policy: str, options: st
     ("arguments", "sentence"),
     [
         pytest.param({"kv_policy": "vase"}, "kv_policy 'vase' is not known; did you mean 'vase-dkv'?", id="unknown"),
-        pytest.param({"kv_policy": "zzz"}, "known: full, random, streaming-llm, vase-dkv, curdkv.", id="like no other"),
+        pytest.param({"kv_policy": "zzz"}, f"known: {', '.join(POLICIES)}.", id="like no other"),
         pytest.param({"kv_policy": ""}, "kv_policy '' is not known", id="empty policy"),
         pytest.param({"kv_policy": True}, "kv_policy 'True' is not known", id="true for a policy"),
         pytest.param({"kv_policy": "no_such:Policy"}, "kv_policy 'no_such:Policy' could not be imported", id="module"),
@@ -102,6 +107,8 @@ def test_the_smallest_budget_leaves_one_token_to_choose(policy: str, options: st
             {"kv_policy": "curdkv", "kv_options": "variant:open"}, "is one of fixed, windowed, got 'open'.", id="choice"
         ),
         pytest.param({"kv_policy": "full", "kv_options": "sinks:4"}, "defaults: none.", id="options of full"),
+        pytest.param({"kv_policy": "full|vase-dkv", "kv_options": "rank:8"}, "belongs to one policy,", id="two"),
+        pytest.param({"kv_policy": "full|full"}, "kv_policy names 'full' twice.", id="same policy twice"),
         pytest.param({"kv_budget": 512}, "kv_budget would have no effect without kv_policy; name", id="no policy"),
         pytest.param(
             {"kv_seed": 1, "kv_budget": 5, "kv_policy": None}, "kv_budget, kv_seed would have", id="two, no policy"
@@ -118,10 +125,154 @@ def test_a_wrong_configuration_is_answered_with_one_sentence(arguments: dict[str
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        pytest.param({"kv_quant": "int3"}, f"kv_quant='int3' is not a format; use {ALL_FORMATS}.", id="format"),
+        pytest.param({"kv_quant": ""}, f"kv_quant='' is not a format; use {ALL_FORMATS}.", id="empty format"),
+        pytest.param({"kv_quant": 4}, f"kv_quant='4' is not a format; use {ALL_FORMATS}.", id="bits for a format"),
+        pytest.param({**VASE, "kv_quant": "none"}, "kv_quant='none' is not a format; use", id="none for a format"),
+        pytest.param({**RANGE, "kv_quant_group": "x"}, "kv_quant_group must be a whole number, got 'x'.", id="word"),
+        pytest.param(
+            {**RANGE, "kv_quant_group": "64.0"}, "must be a whole number, got '64.0'.", id="text of a fraction"
+        ),
+        pytest.param({**RANGE, "kv_quant_group": 64.0}, "kv_quant_group must be a whole number, got 64.0.", id="float"),
+        pytest.param({**RANGE, "kv_quant_group": True}, "kv_quant_group must be a whole number, got True.", id="true"),
+        pytest.param({**RANGE, "kv_protect": "5%"}, "kv_protect must be a number, got '5%'.", id="per cent"),
+        pytest.param({**RANGE, "kv_protect": [0.1]}, "kv_protect must be a number, got [0.1].", id="a list"),
+        pytest.param({**RANGE, "kv_protect": 5}, "kv_protect=5.0 must be above 0 and at most 0.5.", id="too many"),
+        pytest.param(
+            {**RANGE, "kv_protect": "0"}, "kv_protect=0.0 must be above 0 and at most 0.5.", id="none of them"
+        ),
+        pytest.param({**RANGE, "kv_protect": "nan"}, "kv_protect=nan must be above 0 and at most", id="not a number"),
+        pytest.param(
+            {**RANGE, "kv_quant_keys": "int2"}, "kv_quant_keys='int2' is not a format of keys; use", id="keys"
+        ),
+        pytest.param({**RANGE, "kv_quant_keys": ""}, "is not a format of keys; use none, int8, int4.", id="empty keys"),
+        pytest.param(
+            {"kv_quant": "int4", "kv_protect": 0.05},
+            "kv_protect would have no effect with kv_quant=int4; use kv_quant=range-int4.",
+            id="nothing is protected",
+        ),
+        pytest.param(
+            {**VASE, "kv_quant_group": 64},
+            f"kv_quant_group would have no effect without kv_quant; name a format: {ALL_FORMATS}.",
+            id="group without a format",
+        ),
+        pytest.param({**VASE, "kv_protect": 0.1}, "kv_protect would have no effect without kv_quant;", id="protect"),
+        pytest.param(
+            {**VASE, "kv_quant_keys": "none", "kv_protect": "0.1", "kv_quant_group": 64},
+            "kv_quant_group, kv_protect, kv_quant_keys would have no effect without kv_quant; name a format:",
+            id="all of a format but its name",
+        ),
+        pytest.param(
+            {**RANGE, "kv_budget": 512}, "kv_budget would have no effect without kv_policy;", id="budget of no policy"
+        ),
+        pytest.param({**RANGE, "kv_seed": 1}, "kv_seed would have no effect without kv_policy", id="seed of no policy"),
+        pytest.param(
+            {**RANGE, "kv_trace": "out"}, "kv_trace would have no effect without kv_policy", id="trace of no policy"
+        ),
+        pytest.param(
+            {**RANGE, "kv_options": "rank:8"}, "kv_options would have no effect without kv_policy", id="options of none"
+        ),
+        pytest.param({**RANGE, "kv_period": 0}, "kv_period must be at least 1", id="no period"),
+        pytest.param({"kv_protect": 0.1}, "kv_protect would have no effect without", id="alone"),
+    ],
+)
+def test_a_wrong_format_is_answered_with_one_sentence(arguments: dict[str, Any], sentence: str) -> None:
+    test_a_wrong_configuration_is_answered_with_one_sentence(arguments, sentence)
+
+
+def test_a_format_alone_keeps_every_token() -> None:
+    assert config_from({"kv_quant": "int4"}) == KVPolicyConfig("full", quant="int4")
+    assert config_from({**RANGE, "kv_policy": None, "kv_period": "32", "kv_budget": None}) == KVPolicyConfig(
+        "full", period=32, quant="range-int4"
+    )
+
+
+def test_a_format_and_a_policy_are_independent() -> None:
+    config = config_from({**VASE, **RANGE, "kv_budget": 512})
+    assert config == KVPolicyConfig("vase-dkv", 512, quant="range-int4")
+    assert config.cache_format == CacheFormat("range-int4")
+    assert KVPolicyConfig("vase-dkv").cache_format is None
+
+
+def test_text_and_numbers_of_a_format_mean_the_same() -> None:
+    text = {**RANGE, "kv_quant_group": " 32 ", "kv_protect": "0.1", "kv_quant_keys": "int8", "kv_period": "16"}
+    numbers = {**text, "kv_quant_group": 32, "kv_protect": 0.1, "kv_period": 16}
+    config = config_from(text)
+    assert config == config_from(numbers)
+    assert config is not None
+    assert config.cache_format == CacheFormat("range-int4", group=32, protect=0.1, keys="int8")
+    assert (type(config.quant_group), type(config.protect)) == (int, float)
+
+
+def test_what_a_format_leaves_open_is_its_default() -> None:
+    config = KVPolicyConfig("full", quant="int2", quant_keys="none")
+    assert (config.quant_group, config.protect) == (None, None)
+    assert config.cache_format == CacheFormat("int2", group=None, protect=0.05, keys="none")
+
+
+def test_a_format_is_the_same_in_another_process() -> None:
+    config = KVPolicyConfig("full", quant="range-int8", protect=0.2)
+    arrived = pickle.loads(pickle.dumps(config))
+    assert arrived == config
+    assert arrived.cache_format == config.cache_format == CacheFormat("range-int8", protect=0.2)
+    assert dataclasses.replace(config, quant="range-int2").cache_format == CacheFormat("range-int2", protect=0.2)
+
+
 @pytest.mark.parametrize("option", ["rank:0", "variant:windowed;window:0"])
 def test_a_size_of_zero_is_refused_before_anything_is_loaded(option: str) -> None:
     with pytest.raises(KVPolicyError):
         config_from({"kv_policy": "curdkv", "kv_options": option})
+
+
+@pytest.mark.parametrize(
+    ("policy", "budget", "period", "sentence"),
+    [
+        pytest.param("vase-dkv|full", 68, 64, "vase-dkv always keeps 68 tokens", id="budget of the first"),
+        pytest.param("full|vase-dkv[recent:8]|vase-dkv", 68, 64, "always keeps 68", id="budget of the last"),
+        pytest.param("full|snapkv[window:9;recent:8]", 512, 64, "recent option must be at least 9", id="window"),
+        pytest.param("full|snapkv[recent:8]", 512, 9, "recent option must be at least 9", id="period as a window"),
+        pytest.param("full|vase-attnv[n_value_reserve:0.9]", 512, 64, "460 of kv_budget=512 tokens", id="reserve"),
+    ],
+)
+def test_every_arm_is_checked_with_the_budget_and_period_of_the_launch(
+    policy: str, budget: int, period: int, sentence: str
+) -> None:
+    with pytest.raises(KVPolicyError) as caught:
+        KVPolicyConfig(policy, budget, period)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("policy", "period", "window"),
+    [
+        pytest.param("full", 64, 0, id="full"),
+        pytest.param("vase-dkv|random", 64, 0, id="no policy reads queries"),
+        pytest.param("snapkv", 48, 48, id="the period"),
+        pytest.param("full|snapkv[window:8]|vase-dkv", 48, 8, id="one of three"),
+        pytest.param("snapkv[window:8]|vase-attnv[window:16]|full", 48, 16, id="the largest, second"),
+        pytest.param("vase-attnv[window:16]|snapkv[window:8]", 48, 16, id="the largest, first"),
+        pytest.param("snapkv[variant:kvpress]|snapkv", 48, 64, id="more than the period"),
+    ],
+)
+def test_the_query_window_is_the_largest_of_all_arms(policy: str, period: int, window: int) -> None:
+    assert KVPolicyConfig(policy, budget=512, period=period).query_window == window
+
+
+@pytest.mark.parametrize("name", ["budget", "period", "seed"])
+@pytest.mark.parametrize(
+    "value", [True, False, 64.0, "64", None, [64], -1, 2**63], ids=lambda value: f"{type(value).__name__} {value}"
+)
+def test_a_number_that_is_not_whole_or_out_of_range_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(KVPolicyError, match=f"^kv_{name} must be"):
+        check_numbers(**{name: value})
+
+
+def test_the_ends_of_the_ranges_pass() -> None:
+    check_numbers(budget=1, period=1, seed=0)
+    check_numbers(budget=2**63 - 1, period=2**63 - 1, seed=2**63 - 1)
 
 
 def test_a_configuration_is_the_same_in_another_process() -> None:
@@ -129,3 +280,21 @@ def test_a_configuration_is_the_same_in_another_process() -> None:
     assert pickle.loads(pickle.dumps(config)) == config
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.budget = 1  # type: ignore[misc]
+
+
+def test_arms_that_were_read_change_neither_equality_nor_what_arrives_in_another_process() -> None:
+    read, fresh = (KVPolicyConfig("snapkv[window:8]|full", 512) for _ in range(2))
+    vars(fresh).pop("arms")  # as if its arms had never been asked for
+    assert list(read.arms) == ["snapkv[window:8]", "full"]
+    assert read == fresh
+    assert hash(read) == hash(fresh)
+    for config in (read, fresh):
+        arrived = pickle.loads(pickle.dumps(config))
+        assert arrived == read
+        assert list(arrived.arms.items()) == list(read.arms.items())
+
+
+def test_a_replaced_policy_has_arms_of_its_own() -> None:
+    config = KVPolicyConfig("vase-dkv", 512)
+    assert list(config.arms) == ["vase-dkv"]
+    assert list(dataclasses.replace(config, policy="full").arms) == ["full"]

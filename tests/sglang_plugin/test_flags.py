@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import pytest
 
@@ -45,6 +46,13 @@ def test_flags_are_read_as_arguments_of_a_configuration() -> None:
     assert config == KVPolicyConfig("vase-dkv", 512, 32, 7, "rank:8;sinks:2", "out/t")
 
 
+def test_several_policies_with_options_are_one_value() -> None:
+    args = parser_with().parse_args(["--kv-policy", "full|vase-dkv[rank:8;sinks:2]"])
+    config = config_from({name: getattr(args, name) for name in ARGUMENTS})
+    assert config is not None
+    assert list(config.arms) == ["full", "vase-dkv[rank:8;sinks:2]"]
+
+
 def test_a_flag_can_be_joined_to_its_value() -> None:
     assert parser_with().parse_args(["--kv-policy=full"]).kv_policy == "full"
 
@@ -63,6 +71,12 @@ def test_the_help_names_every_policy_and_the_real_defaults() -> None:
     default = KVPolicyConfig("vase-dkv")
     for name in ("budget", "period", "seed"):
         assert f"(default {getattr(default, name)})" in texts[f"kv_{name}"]
+
+
+def test_the_example_of_options_in_the_help_is_a_policy() -> None:
+    (help_text,) = (str(action.help) for action in parser_with()._actions if action.dest == "kv_policy")
+    (example,) = re.findall(r"'([\w-]+\[.*?\])'", help_text)
+    assert list(KVPolicyConfig(example).arms) == [example]
 
 
 @pytest.mark.parametrize(

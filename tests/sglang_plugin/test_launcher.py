@@ -20,10 +20,15 @@ def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "has_accelerator", lambda: False)
 
 
-def test_the_cuda_device_of_lm_eval_becomes_the_cpu_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    warnings: list[str] = []
-    # Not caplog: an engine that ran in this process before has configured logging for good.
-    monkeypatch.setattr(launcher.logger, "warning", lambda message, *values: warnings.append(message % values))
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Not caplog: an engine that ran in this process before has configured logging for good."""
+    found: list[str] = []
+    monkeypatch.setattr(launcher.logger, "warning", lambda message, *values: found.append(message % values))
+    return found
+
+
+def test_the_cuda_device_of_lm_eval_becomes_the_cpu_with_one_warning(warnings: list[str]) -> None:
     keywords = {"device": "cuda:0", "mem_fraction_static": None}
     launcher.fit_to_machine(keywords)
     launcher.fit_to_machine(keywords)
@@ -50,8 +55,47 @@ def test_memory_that_was_chosen_is_left_alone() -> None:
     assert keywords == {"device": "cpu", "mem_fraction_static": 0.2}
 
 
+@pytest.mark.parametrize("policy", ["snapkv[window:48]", "full|snapkv[window:48]|vase-dkv"], ids=["alone", "among"])
+def test_a_policy_that_reads_queries_bounds_the_requests_at_once_with_one_warning(
+    policy: str, warnings: list[str]
+) -> None:
+    for keywords in ({}, {"max_running_requests": None}):
+        warnings.clear()
+        launcher.fit_to_policy(keywords, KVPolicyConfig(policy, budget=256))
+        assert keywords == {"max_running_requests": launcher.TAPPED_REQUESTS}
+        (warning,) = warnings
+        assert f"max_running_requests={launcher.TAPPED_REQUESTS}, because kv_policy={policy} keeps" in warning
+        assert "the newest 48 queries" in warning
+
+
+@pytest.mark.parametrize(
+    ("config", "keywords"),
+    [
+        pytest.param(None, {"max_running_requests": None}, id="no policy"),
+        pytest.param(KVPolicyConfig("vase-dkv|full"), {}, id="no queries, not given"),
+        pytest.param(KVPolicyConfig("vase-dkv|full"), {"max_running_requests": None}, id="no queries, none"),
+        pytest.param(KVPolicyConfig("snapkv"), {"max_running_requests": 7}, id="chosen"),
+        pytest.param(KVPolicyConfig("snapkv"), {"max_running_requests": 4096}, id="chosen larger"),
+    ],
+)
+def test_otherwise_the_number_of_requests_is_left_alone(
+    config: KVPolicyConfig | None, keywords: dict[str, Any], warnings: list[str]
+) -> None:
+    before = dict(keywords)
+    launcher.fit_to_policy(keywords, config)
+    assert keywords == before
+    assert warnings == []
+
+
 def test_a_scheduler_that_reports_the_policy_is_accepted() -> None:
     launcher.check_handshake(handshake(KVPolicyConfig("vase-dkv", budget=256)), CONFIG)
+
+
+def test_a_launch_that_reads_queries_wants_the_hooks_that_record_them() -> None:
+    reading = dataclasses.replace(CONFIG, policy="snapkv")
+    launcher.check_handshake(handshake(reading), reading)
+    with pytest.raises(KVPolicyError, match="where kv_policy=snapkv was asked for"):
+        launcher.check_handshake({**handshake(reading), "hooks": handshake(CONFIG)["hooks"]}, reading)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +105,8 @@ def test_a_scheduler_that_reports_the_policy_is_accepted() -> None:
         pytest.param({}, id="empty"),
         pytest.param(handshake(dataclasses.replace(CONFIG, budget=512)), id="other budget"),
         pytest.param(handshake(dataclasses.replace(CONFIG, policy="full")), id="other policy"),
+        pytest.param(handshake(dataclasses.replace(CONFIG, policy="vase-dkv|full")), id="a policy more"),
+        pytest.param(handshake(dataclasses.replace(CONFIG, seed=1)), id="other seed"),
         pytest.param({**handshake(CONFIG), "hooks": handshake(CONFIG)["hooks"][1:]}, id="a hook less"),
         pytest.param({**handshake(CONFIG), "version": "0"}, id="other version"),
     ],

@@ -58,6 +58,7 @@ class Simulation:
             "evictions": self.evictions,
             "tokens_evicted": self.tokens_evicted,
             "evictions_deferred": 0,
+            "eviction_seconds": 0.0,
             "decode_steps": steps,
             "resident_mean": pytest.approx(sum(self.residents) / steps if steps else self.resident),
             "resident_peak": self.peak,
@@ -135,6 +136,16 @@ def test_a_retraction_forgets_the_cache_and_keeps_the_history() -> None:
     request.decode(1)
     request.release()
     request.check()
+
+
+def test_the_time_spent_on_evictions_is_reported_and_outlives_a_retraction() -> None:
+    request = Simulation()
+    request.prefill(100)
+    request.state.seconds += 0.25
+    request.retract()
+    request.prefill(100)
+    request.state.seconds += 0.5
+    assert request.state.statistics()["eviction_seconds"] == 0.75
 
 
 def test_counting_twice_adds_nothing() -> None:

@@ -89,6 +89,7 @@ def test_the_kv_canary_is_refused(server_args: ModuleType) -> None:
             "disable_overlap_schedule": True,
             "disable_cuda_graph": True,
             "max_total_tokens": 4096,
+            "max_running_requests": 128,
             "context_length": 8192,
             "dtype": "bfloat16",
             "random_seed": 7,
@@ -126,27 +127,26 @@ def test_no_field_is_both_allowed_and_refused(server_args: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "reason"),
+    ("request_", "parameters", "reason"),
     [
-        pytest.param({"session_params": {"id": "s"}}, "sessions: a session reuses a row", id="session parameters"),
-        pytest.param({"sampling_params": {"beam_width": 2}}, "beam search: beams share the rows", id="beams"),
+        pytest.param({"session_params": {"id": "s"}}, {}, "sessions: a session reuses a row", id="session parameters"),
+        pytest.param({}, {"beam_width": 2}, "beam search: beams share the rows", id="beams"),
     ],
 )
-def test_an_unsupported_request_is_refused(request_: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_request_is_refused(request_: dict[str, Any], parameters: dict[str, Any], reason: str) -> None:
     with pytest.raises(KVPolicyError, match=f"^kv_policy does not work with {reason}"):
-        support.before_validate_request(None, SimpleNamespace(**request_), [1, 2])
+        support.check_request(SimpleNamespace(**request_), parameters)
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        pytest.param({}, id="bare"),
-        pytest.param({"session_params": None, "sampling_params": None}, id="nothing given"),
-        pytest.param({"sampling_params": {"beam_width": 1, "temperature": 0}}, id="one beam"),
-        pytest.param({"sampling_params": {"beam_width": None}}, id="no beam width"),
-    ],
-)
-def test_other_requests_pass_unchanged(request_: dict[str, Any]) -> None:
-    before = SimpleNamespace(**request_)
-    assert support.before_validate_request(None, before, [1, 2]) is None
-    assert vars(before) == request_
+@pytest.mark.parametrize("width", [{}, {"beam_width": None}, {"beam_width": 1}], ids=["not given", "null", "one"])
+def test_a_request_for_one_beam_outside_of_sessions_passes(width: dict[str, Any]) -> None:
+    support.check_request(SimpleNamespace(), width)
+    support.check_request(SimpleNamespace(session_params=None), {"temperature": 0, **width})
+
+
+def test_an_attention_backend_with_an_entry_of_its_own_is_refused_for_queries() -> None:
+    native = pytest.importorskip("sglang.srt.layers.attention.torch_native_backend").TorchNativeAttnBackend
+    hybrid = pytest.importorskip("sglang.srt.layers.attention.hybrid_attn_backend").HybridAttnBackend
+    support.check_attention(object.__new__(native))
+    with pytest.raises(KVPolicyError, match="the attention backend HybridAttnBackend for a policy that reads queries"):
+        support.check_attention(object.__new__(hybrid))

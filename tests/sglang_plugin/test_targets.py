@@ -145,6 +145,13 @@ def test_nothing_is_hooked_when_one_target_is_wrong(fake: ModuleType) -> None:
     assert fake.launch is original
 
 
+def test_every_hook_that_is_not_in_place_is_named() -> None:
+    hooks = {target(path): hook_of("after", []) for path in ("launch", "Engine.step", "Engine.build")}
+    targets.install({target("Engine.step"): hooks[target("Engine.step")]})
+    with pytest.raises(KVPolicyError, match=f"^{FAKE}.launch and {FAKE}.Engine.build could not be hooked, so"):
+        targets.verify(hooks)
+
+
 def test_a_hook_that_the_registry_fails_to_apply_is_noticed() -> None:
     """The registry only logs this failure (0.5.23); without the check SGLang would serve stock output."""
     with pytest.raises(KVPolicyError, match=f"^{FAKE}.SealedEngine.step could not be hooked"):

@@ -1,68 +1,100 @@
-"""The trace of a request against a simulation with one list of positions per head."""
+"""The file of a trace: what is in it, its size, where it goes; tests/reports/test_trace_file.py reads it back."""
 
 from __future__ import annotations
 
-import copy
-import random
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from kvpolicy.sglang_plugin.trace import Trace
+from kvpolicy.kernels.value_range import value_range_reference
+from kvpolicy.sglang_plugin.trace import QUANTILES, Trace, resident_value_range
+from tests.reports.traces import simulate
 
 
-def traced(seed: int, layers: int, heads: int, prefill: int) -> tuple[Trace, list[list[list[list[int]]]], list[int]]:
-    """A trace of random evictions, the positions after each of them, and the true lengths at them."""
-    rng = random.Random(seed)
-    trace, true_len = Trace(prefill, layers, heads), prefill
-    resident = [[list(range(prefill)) for _ in range(heads)] for _ in range(layers)]
-    rounds, lengths = [], []
-    for _ in range(4):
-        appended = rng.randint(0, 17)
-        for head in (head for layer in resident for head in layer):
-            head.extend(range(true_len, true_len + appended))
-        true_len += appended
-        tokens = len(resident[0][0])
-        kept = rng.randint(1, tokens)
-        keep = [[sorted(rng.sample(range(tokens), kept)) for _ in range(heads)] for _ in range(layers)]
-        trace.evicted(torch.tensor(keep), true_len)
-        resident = [
-            [[positions[i] for i in chosen] for positions, chosen in zip(*pair, strict=True)]
-            for pair in zip(resident, keep, strict=True)
-        ]
-        rounds.append(copy.deepcopy(resident))
-        lengths.append(true_len)
-    return trace, rounds, lengths
+def test_a_file_holds_bitmaps_of_what_each_eviction_took(tmp_path: Path) -> None:
+    """One head, ten tokens, of which the first eviction takes 1 and 8; two are appended; the second takes 0 and 11."""
+    trace = Trace(10, 1, 1)
+    trace.evicted(torch.tensor([[[0, 2, 3, 4, 5, 6, 7, 9]]]), 10)
+    trace.evicted(torch.tensor([[[1, 2, 3, 4, 5, 6, 7, 8]]]), 12)
+    trace.write(str(tmp_path), "a", token_ids=[7] * 13, policy="random", budget=8, period=2, model="m")
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as file:
+        assert sorted(file.files) == ["about", "evicted_0", "evicted_1", "token_ids", "true_len", "value_range"]
+        assert file["evicted_0"].tolist() == [[[0b01000000, 0b10000000]]]
+        assert file["evicted_1"].tolist() == [[[0b10000000, 0b00010000]]]
+        assert file["evicted_0"].dtype == np.uint8
+        assert file["true_len"].tolist() == [10, 12]
+        assert file["token_ids"].tolist() == [7] * 13
+        assert file["value_range"].shape == (0,)
+        assert json.loads(str(file["about"])) == {
+            "format": "kvpolicy trace 2",
+            "policy": "random",
+            "options": "",
+            "budget": 8,
+            "period": 2,
+            "prompt_len": 10,
+            "model": "m",
+            "quantiles": list(QUANTILES),
+        }
 
 
-@pytest.mark.parametrize(
-    ("layers", "heads", "prefill"),
-    [
-        pytest.param(1, 1, 1, id="one head and one token"),
-        pytest.param(2, 3, 63, id="63 tokens"),
-        pytest.param(3, 1, 111, id="111 tokens of one head"),
-    ],
-)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_written_trace_holds_true_positions(tmp_path: Path, layers: int, heads: int, prefill: int, seed: int) -> None:
-    trace, rounds, lengths = traced(seed, layers, heads, prefill)
-    trace.write(str(tmp_path), "request")
-    with np.load(tmp_path / "request.npz") as file:
-        assert sorted(file.files) == ["kept_0", "kept_1", "kept_2", "kept_3", "true_len"]
-        assert file["true_len"].tolist() == lengths
-        assert file["true_len"].dtype == np.int64
-        for i, expected in enumerate(rounds):
-            assert file[f"kept_{i}"].tolist() == expected
-            assert file[f"kept_{i}"].dtype == np.int32
+def test_value_ranges_are_quantiles_of_kept_and_of_evicted_tokens(tmp_path: Path) -> None:
+    trace = Trace(101, 1, 2)
+    ranges = torch.stack([torch.arange(101.0), 200 - torch.arange(101.0)])[None]
+    trace.evicted(torch.arange(40).expand(1, 2, 40), 101, ranges)
+    trace.evicted(torch.arange(40).expand(1, 2, 40), 101, ranges[:, :, :40])
+    trace.write(str(tmp_path), "a")
+    with np.load(tmp_path / "a.npz") as file:
+        recorded = file["value_range"]
+    assert recorded.dtype == np.float16
+    kept, evicted = recorded[0]
+    assert kept.tolist() == [[[2, 20, 37], [163, 181, 198]]]
+    assert evicted.tolist() == [[[43, 70, 97], [103, 130, 157]]]
+    assert np.isnan(recorded[1, 1]).all(), "the second eviction took nothing"
+
+
+def test_a_value_range_beyond_half_precision_is_the_largest_number(tmp_path: Path) -> None:
+    trace = Trace(4, 1, 1)
+    trace.evicted(torch.tensor([[[0, 1]]]), 4, torch.full((1, 1, 4), 1e6))
+    trace.write(str(tmp_path), "a")
+    with np.load(tmp_path / "a.npz") as file:
+        assert np.unique(file["value_range"]).tolist() == [65504]
+
+
+def test_value_ranges_are_of_the_tokens_in_a_row() -> None:
+    generator = torch.Generator().manual_seed(0)
+    buffers = [torch.randn(20, 3, 8, generator=generator).bfloat16() for _ in range(2)]
+    row = torch.tensor([11, 3, 3, 19, 0])
+    found = resident_value_range(buffers, row)
+    assert found.dtype == torch.float32
+    for layer in range(2):
+        for head in range(3):
+            assert torch.equal(found[layer, head], value_range_reference(buffers[layer][row, head]))
+
+
+def test_a_trace_of_a_large_model_is_small(tmp_path: Path) -> None:
+    """36 layers of 8 KV heads, 100 evictions of 64 random tokens at a budget of 4096: as lists, 472 million bytes."""
+    generator = torch.Generator().manual_seed(0)
+    layers, heads, budget, period = 36, 8, 4096, 64
+    trace = Trace(budget, layers, heads)
+    for number in range(100):
+        ranges = torch.rand(layers, heads, budget + period, generator=generator)
+        held = ranges.view(layers, heads, period, -1).argmin(dim=-1, keepdim=True) != torch.arange(1 + budget // period)
+        keep = held.flatten(2).nonzero()[:, 2].view(layers, heads, budget)  # of 65 neighbours each one goes
+        trace.evicted(keep, budget + (number + 1) * period, ranges)
+    trace.write(str(tmp_path), "large", token_ids=range(budget + 100 * period))
+    size = (tmp_path / "large.npz").stat().st_size
+    print(f"{size} bytes")
+    assert size < 4 * 2**20
 
 
 def test_the_folder_is_made_and_nothing_partial_is_left_in_it(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "there"
-    trace, _, _ = traced(0, 1, 1, 8)
-    trace.write(str(folder), "a")
-    trace.write(str(folder), "a")
+    for _ in range(2):
+        simulate(0, 1, 1, 8).write(folder, "a")
     assert [path.name for path in folder.iterdir()] == ["a.npz"]
 
 
@@ -77,24 +109,24 @@ def test_the_folder_is_made_and_nothing_partial_is_left_in_it(tmp_path: Path) ->
     ],
 )
 def test_a_request_id_cannot_leave_the_folder(tmp_path: Path, rid: str, name: str) -> None:
-    trace, _, _ = traced(0, 1, 1, 8)
-    trace.write(str(tmp_path / "traces"), rid)
+    simulate(0, 1, 1, 8).write(tmp_path / "traces", rid)
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.npz")] == [f"traces/{name}"]
 
 
 def test_a_failing_write_is_logged_and_leaves_the_finished_file_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trace, _, _ = traced(0, 1, 1, 8)
-    trace.write(str(tmp_path), "a")
+    simulate(0, 1, 1, 8).write(tmp_path, "a")
     before = (tmp_path / "a.npz").read_bytes()
+    again = [simulate(1, 1, 1, 8) for _ in range(2)]
 
-    def fail(file: object, **_arrays: object) -> None:
+    def fail(path: Path, _data: Any) -> None:
+        path.touch()
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(np, "savez_compressed", fail)
-    for rid in ("a", "b"):
-        trace.write(str(tmp_path), rid)
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    for rid, simulation in zip(("a", "b"), again, strict=True):
+        simulation.write(tmp_path, rid)
         assert f"the trace of request {rid} is lost: no space left on device" in caplog.text
     assert (tmp_path / "a.npz").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
