@@ -25,14 +25,13 @@ $(READY): pyproject.toml
 demo: $(READY)  ## stock lm-eval on SGLang with a KV budget (MODEL=Qwen/Qwen3-4B, POLICY=, BUDGET=, PERIOD=, LIMIT=)
 	PYTHON=$(BIN) examples/demo.sh
 
-test: $(READY)  ## all tests, engines included (SGLang starts several dozen times)
-	$(BIN)/python -m pytest --durations=10
+test: test-unit test-engine  ## all tests, engines included (SGLang starts several dozen times)
 
 test-unit: $(READY)  ## the tests that start no engine (two to five minutes)
-	$(BIN)/python -m pytest -m "not engine"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not engine" --numprocesses auto --durations=10
 
 test-engine: $(READY)  ## the tests that start SGLang
-	$(BIN)/python -m pytest -m engine
+	$(BIN)/python -m pytest -m engine --durations=10
 
 test-gpu: $(READY)  ## the tests that need a CUDA device; all are skipped where there is none
 	$(BIN)/python -m pytest -m gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,13 +19,21 @@ from tests.sglang_plugin.packed_pools import allocated_bytes, built
 # What SGLang imports warns about its own dependencies.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
+Ranks = Callable[[int], None]
 LAYERS, HEADS, RANKS, DTYPE = 3, 4, 2, torch.bfloat16
 OF_RANK = HEADS // RANKS
 
 
-@pytest.fixture(scope="module")
-def parallel() -> Any:
-    return pytest.importorskip("sglang.srt.runtime_context").get_parallel()
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    """Of so many tensor-parallel ranks this process is one, whatever an engine said that ran in it before."""
+    context = pytest.importorskip("sglang.srt.runtime_context")
+
+    def of(count: int) -> None:
+        monkeypatch.setattr(context, "get_parallel", lambda: SimpleNamespace(attn_tp_size=count, attn_dcp_size=1))
+
+    of(RANKS)
+    return of
 
 
 def configurator(head_dim: int, requests: int | None) -> Any:
@@ -44,7 +53,6 @@ class Sized:
 
     def __init__(
         self,
-        parallel: Any,
         cache_format: CacheFormat,
         head_dim: int,
         requests: int | None,
@@ -53,8 +61,7 @@ class Sized:
     ) -> None:
         cache, kvc = PackedCache(cache_format, recent, settings_of), configurator(head_dim, requests)
         sizes = SimpleNamespace()
-        with parallel.override(attn_tp_size=RANKS, attn_dcp_size=1):
-            self.cell = cache.after_compute_cell_size(10**6, sizes, kvc, LAYERS)
+        self.cell = cache.after_compute_cell_size(10**6, sizes, kvc, LAYERS)
         (of, left, page_size), keywords = cache.before_calculate_pool_sizes(sizes, available, 1)
         assert (of, page_size, keywords) == (sizes, 1, {})
         self.slots = left // self.cell
@@ -72,10 +79,10 @@ def bytes_of_row(head_dim: int) -> int:
 @pytest.mark.parametrize(("keys", "head_dim", "group"), [("none", 64, None), ("int8", 80, 80), ("int4", 128, 16)])
 @pytest.mark.parametrize("available", [2_000_000, 2_345_678])
 def test_a_pool_is_as_large_as_its_budget_to_a_slot(
-    parallel: Any, name: str, keys: str, head_dim: int, group: int | None, available: int
+    ranks: Ranks, name: str, keys: str, head_dim: int, group: int | None, available: int
 ) -> None:
     """SGLang adds one slot for padding, whatever the pool; the spare row and the counters are ours."""
-    found = Sized(parallel, CacheFormat(name, group, 0.07, keys), head_dim, 3, 8, available)
+    found = Sized(CacheFormat(name, group, 0.07, keys), head_dim, 3, 8, available)
     beside = 0
     if found.pool.protected is not None:
         assert found.pool.protected.capacity < found.slots
@@ -84,9 +91,9 @@ def test_a_pool_is_as_large_as_its_budget_to_a_slot(
 
 
 @pytest.mark.parametrize("name", ["int4", "range-int4"])
-def test_one_more_slot_costs_a_cell(parallel: Any, name: str) -> None:
+def test_one_more_slot_costs_a_cell(ranks: Ranks, name: str) -> None:
     """Between pools a thousand slots apart, so that all roundings are small beside it."""
-    small, large = (Sized(parallel, CacheFormat(name), 64, 2, 8, n) for n in (1_000_000, 3_000_000))
+    small, large = (Sized(CacheFormat(name), 64, 2, 8, n) for n in (1_000_000, 3_000_000))
     slots = large.slots - small.slots
     assert slots > 1000
     assert (large.bytes - small.bytes) / slots == pytest.approx(small.cell, rel=0.002)
@@ -94,40 +101,38 @@ def test_one_more_slot_costs_a_cell(parallel: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(("requests", "recent"), [(0, 8), (None, 8), (1, 8), (6, 8), (6, 16)])
-def test_rows_of_running_requests_are_set_aside(parallel: Any, requests: int | None, recent: int) -> None:
+def test_rows_of_running_requests_are_set_aside(ranks: Ranks, requests: int | None, recent: int) -> None:
     """Four sinks and twice the newest tokens of each, in every layer and head."""
     cache, sizes = PackedCache(CacheFormat("range-int4"), recent, settings_of), SimpleNamespace()
-    with parallel.override(attn_tp_size=RANKS, attn_dcp_size=1):
-        cache.after_compute_cell_size(0, sizes, configurator(64, requests), LAYERS)
+    cache.after_compute_cell_size(0, sizes, configurator(64, requests), LAYERS)
     (_, left, _), _ = cache.before_calculate_pool_sizes(sizes, 10**7, 1)
     rows = (requests or 0) * (4 + 2 * recent)
     assert rows * bytes_of_row(64) <= 10**7 - left <= (rows + 1) * bytes_of_row(64)
 
 
-def test_without_protection_nothing_is_set_aside_and_a_cell_is_a_slot(parallel: Any) -> None:
+def test_without_protection_nothing_is_set_aside_and_a_cell_is_a_slot(ranks: Ranks) -> None:
     cache, sizes, kvc = PackedCache(CacheFormat("int4"), 8, settings_of), SimpleNamespace(), configurator(64, 4)
-    with parallel.override(attn_tp_size=1, attn_dcp_size=1):
-        cell = cache.after_compute_cell_size(0, sizes, kvc, LAYERS)
+    ranks(1)
+    cell = cache.after_compute_cell_size(0, sizes, kvc, LAYERS)
     assert cell == LAYERS * HEADS * (64 * 2 + 64 // 2 + 2 * 2)
     assert cache.before_calculate_pool_sizes(sizes, 777, 1) == ((sizes, 777, 1), {})
 
 
-def test_a_cell_is_rounded_up_to_bytes(parallel: Any) -> None:
+def test_a_cell_is_rounded_up_to_bytes(ranks: Ranks) -> None:
     cache, sizes = PackedCache(CacheFormat("range-int2", protect=0.3333), 8, settings_of), SimpleNamespace()
-    with parallel.override(attn_tp_size=HEADS, attn_dcp_size=1):
-        cell = cache.after_compute_cell_size(0, sizes, configurator(64, 4), 1)
+    ranks(HEADS)
+    cell = cache.after_compute_cell_size(0, sizes, configurator(64, 4), 1)
     slot, row = 64 * 2 + 64 // 4 + 2 * 2 + 4, 64 * 2 + 4
     assert slot + 0.3333 * row <= cell < slot + 0.3333 * row + 1
 
 
-def test_less_memory_than_is_set_aside_is_no_slot(parallel: Any) -> None:
+def test_less_memory_than_is_set_aside_is_no_slot(ranks: Ranks) -> None:
     cache, sizes = PackedCache(CacheFormat("range-int4"), 64, settings_of), SimpleNamespace()
-    with parallel.override(attn_tp_size=RANKS, attn_dcp_size=1):
-        cache.after_compute_cell_size(0, sizes, configurator(64, 128), LAYERS)
+    cache.after_compute_cell_size(0, sizes, configurator(64, 128), LAYERS)
     assert cache.before_calculate_pool_sizes(sizes, 1000, 1) == ((sizes, 0, 1), {})
 
 
-def test_the_pool_class_knows_format_requests_and_newest_tokens(parallel: Any) -> None:
+def test_the_pool_class_knows_format_requests_and_newest_tokens(ranks: Ranks) -> None:
     cache, stock = PackedCache(CacheFormat("range-int4", keys="int8"), 9, settings_of), object()
     found = cache.after_resolve_kv_pool_class(stock, configurator(96, 5), kind="mha", default=stock)
     assert found.keywords == {
