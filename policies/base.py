@@ -234,8 +234,18 @@ class Policy(ABC):
             band.layers(model.layers)
 
     def due(self, resident: int, budget: int, period: int, *, evicted: int = 0) -> bool:
-        """Whether a request with `resident` tokens, `evicted` before, is to be compacted before its next step."""
+        """Whether a request with `resident` tokens, `evicted` before, is to be compacted before its next step.
+
+        Who overrides this overrides :meth:`most_resident` too.
+        """
         return resident >= budget + period
+
+    def most_resident(self, budget: int, period: int) -> int | None:
+        """Tokens that a request has at most once it was compacted, or None if it grows with the text.
+
+        SGLang lets as many requests run at once as the pool has room for, counting this much for each.
+        """
+        return budget + period
 
     def n_keep(self, resident: int, budget: int, *, evicted: int = 0) -> int:
         """Resident tokens right after an eviction of `resident` tokens, at most."""
@@ -250,6 +260,18 @@ class Policy(ABC):
         and in the next call.
         """
         raise NotImplementedError
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Bits per number that :meth:`code_bits` may ask for, the most first; none, if it never does."""
+        return ()
+
+    def code_bits(self, candidates: Candidates, keep: torch.Tensor) -> torch.Tensor | None:
+        """How many bits of a low-bit cache each kept token deserves: uint8 ``[L, H_kv, n_keep]``, of `widths`.
+
+        Called after each :meth:`select`, with what it returned. None leaves all tokens as they are stored.
+        """
+        return None
 
     @abstractmethod
     def select(self, candidates: Candidates, n_keep: int, period: int, noise: Noise) -> torch.Tensor:

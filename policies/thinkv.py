@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -15,6 +16,7 @@ from kvpolicy.kernels.kmeans_medoids import kmeans_medoids
 from kvpolicy.policies.base import Candidates, Card, Needs, Noise, Policy
 
 LADDER = (64, 32, 16, 8, 4)  # tokens that a segment is thinned to, one step after the other; second-hand
+LADDER_OF_BITS = re.compile("R([248])E([248])T([248])")
 SPARSE = 0.01  # share of a row's largest entry below which an entry counts as none; second-hand
 
 
@@ -30,8 +32,7 @@ class Thought(IntEnum):
 class ThinKV(Policy):
     """The eviction part of ThinKV (arXiv 2510.01290), **from second-hand descriptions**.
 
-    No code was found and the paper itself was not read. Its quantization part (TBQ, bits by kind of thought) is not
-    here yet. So neither memory nor accuracy are the paper's.
+    No code was found and the paper itself was not read. So neither memory nor accuracy are the paper's.
 
     The text, prompt included, is cut by position into segments of `segment` tokens. The sparsity of a decode query is
     the share of entries of its softmax row, over all resident tokens, below 1 % of the row's largest; the mean over all
@@ -62,6 +63,12 @@ class ThinKV(Policy):
     * The newest segment is not thinned before it is complete. If all others are at `least` and more than the budget is
       left, the oldest are dropped wholly, transition before execution before reasoning.
 
+    Its quantization part (TBQ) gives each kind of thought its own bits, R4E4T2 in the end, in groups of 16: here the
+    option `ladder`, on top of ``kv_quant=int4``. It has the published widths, by our integer codecs in place of NVFP4
+    and ternary numbers, but not the memory: a pool stores all tokens in one width, and two-bit thoughts are four-bit
+    codes of which only four are used. Tokens become coarser at the eviction that finds them in a complete segment of
+    that kind, and stay so if the segment is ranked otherwise later.
+
     Labels are shared by all layers and heads, so the policy must see all of them.
 
     Parameters
@@ -76,12 +83,14 @@ class ThinKV(Policy):
         Tokens that a segment is thinned to at most. Second-hand: 4. Steps of the ladder below it are left out.
     iterations : int
         Of K-means.
+    ladder : str or None
+        Bits of reasoning, execution and transition, of 2, 4 and 8: ``R4E4T2``. The most must be those of ``kv_quant``.
     """
 
     name: ClassVar[str] = "thinkv"
     card: ClassVar[Card] = Card(
         score="kind of thought of the token's segment, by sparsity of attention; K-means over keys within a segment",
-        source="ThinKV, arXiv 2510.01290 (second-hand; eviction only)",
+        source="ThinKV, arXiv 2510.01290 (second-hand)",
         code="none found",
         flash_attention=False,
     )
@@ -93,6 +102,7 @@ class ThinKV(Policy):
     high: float | None = None
     least: int = field(default=4, metadata={"least": 1})
     iterations: int = 10
+    ladder: str | None = None
 
     @property
     def spans_heads(self) -> bool:
@@ -118,6 +128,23 @@ class ThinKV(Policy):
                 "its thresholds must be two numbers, low at most high, or both none"
             )
 
+        if self.ladder is not None and not LADDER_OF_BITS.fullmatch(self.ladder):
+            raise ValueError(
+                f"thinkv was given ladder:{self.ladder}; it is written like R4E4T2, the bits (2, 4 or 8) of reasoning, "
+                "execution and transition"
+            )
+
+    @property
+    def bits_of(self) -> dict[Thought, int]:
+        """Bits of each kind of thought; empty without a ladder."""
+        found = LADDER_OF_BITS.fullmatch(self.ladder or "")
+        kinds = (Thought.REASONING, Thought.EXECUTION, Thought.TRANSITION)
+        return {} if found is None else dict(zip(kinds, map(int, found.groups()), strict=True))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(sorted(set(self.bits_of.values()), reverse=True))
+
     def observe(self, candidates: Candidates, period: int) -> torch.Tensor:
         """Sparsity of each token's query, of its whole segment once that is complete; NaN where it is not known."""
         positions, statistic = candidates.require("positions"), candidates.require("statistic").clone()
@@ -134,11 +161,8 @@ class ThinKV(Policy):
         return torch.where(numbers < complete, (total / size)[numbers].float(), statistic)
 
     def select(self, candidates: Candidates, n_keep: int, period: int, noise: Noise) -> torch.Tensor:
-        positions, keys = candidates.require("positions")[0, 0], candidates.require("keys")
-        numbers, counts = torch.unique_consecutive(positions // self.segment, return_counts=True)
-        sparsity = candidates.require("statistic")[0, 0, counts.cumsum(dim=0) - 1]
-        ends, sizes = ((numbers + 1) * self.segment).tolist(), counts.tolist()
-        thoughts = self.thoughts(sparsity[: sum(end <= candidates.true_len for end in ends)].tolist())
+        keys = candidates.require("keys")
+        ends, sizes, thoughts = self.segments(candidates)
         since = [end > candidates.previous_len for end in ends]
         kept, first = [], 0
         for size, left in zip(sizes, self.thinned(sizes, thoughts, since, n_keep), strict=True):
@@ -148,6 +172,23 @@ class ThinKV(Policy):
             kept.append(rows + first)
             first += size
         return torch.cat(kept, dim=-1)
+
+    def code_bits(self, candidates: Candidates, keep: torch.Tensor) -> torch.Tensor | None:
+        if not self.bits_of:
+            return None
+        _, sizes, thoughts = self.segments(candidates)
+        bits = [self.bits_of[thought] for thought in thoughts] + [max(self.widths)] * (len(sizes) - len(thoughts))
+        of_tokens = torch.tensor(bits, dtype=torch.uint8).repeat_interleave(torch.tensor(sizes))
+        return of_tokens.to(keep.device)[keep]
+
+    def segments(self, candidates: Candidates) -> tuple[list[int], list[int], list[Thought]]:
+        """Where each segment with resident tokens ends in the text, how many it has, and what the complete ones are."""
+        positions = candidates.require("positions")[0, 0]
+        numbers, counts = torch.unique_consecutive(positions // self.segment, return_counts=True)
+        sparsity = candidates.require("statistic")[0, 0, counts.cumsum(dim=0) - 1]
+        ends = ((numbers + 1) * self.segment).tolist()
+        thoughts = self.thoughts(sparsity[: sum(end <= candidates.true_len for end in ends)].tolist())
+        return ends, counts.tolist(), thoughts
 
     def thoughts(self, sparsity: Sequence[float]) -> list[Thought]:
         """What each complete segment of that `sparsity` is about; NaN where it is not known."""

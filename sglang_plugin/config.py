@@ -62,6 +62,7 @@ class KVPolicyConfig:
         self._check_quant()
         for arm in self.arms.values():
             arm.check(self.budget, self.period)
+            self._check_widths(arm)
 
     @functools.cached_property
     def arms(self) -> dict[str, Arm]:
@@ -77,6 +78,15 @@ class KVPolicyConfig:
         if self.cache_format is not None and not self.cache_format.protects and self.protect is not None:
             raise KVPolicyError(
                 f"kv_protect would have no effect with kv_quant={self.quant}; use kv_quant=range-{self.quant}."
+            )
+
+    def _check_widths(self, arm: Arm) -> None:
+        """Raise KVPolicyError unless the cache has the most bits that the policy would store a token in."""
+        wanted = max(arm.policy.widths, default=None)
+        if wanted is not None and (self.cache_format is None or self.cache_format.value_bits != wanted):
+            raise KVPolicyError(
+                f"{arm.name} stores tokens in {' or '.join(map(str, arm.policy.widths))} bits, in a cache of {wanted}; "
+                f"use kv_quant=int{wanted} or kv_quant=range-int{wanted}, or leave its ladder out."
             )
 
     @functools.cached_property

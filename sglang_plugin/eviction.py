@@ -128,6 +128,8 @@ class Evictor:
             for kind in pools.movable:
                 for buffer, of_layer in zip(kind, keep, strict=True):
                     compact(buffer, due.row, of_layer, due.destination)
+        if state.tokens is not None and state.tokens.code_bits is not None:
+            pools.coarsen(due.destination, state.tokens.code_bits)
         if self._protection is not None and carried is not None:
             own = due.row[wanted.req.kv.cache_protected_len :]
             self._protection.place(own, carried, due.destination)

@@ -46,16 +46,19 @@ class Observation:
     def select(self, req: Any, row: torch.Tensor, n_keep: int, settings: RequestSettings) -> torch.Tensor:
         """int64 ``[L, H_kv, K]``: what each layer and head keeps of the tokens in `row`, ``K <= n_keep``."""
         policy, state = settings.arm.policy, residency_of(req)
-        kept, observed = [], []
+        kept, observed, bits = [], [], []
         for candidates, noise in self._chunks(req, row, settings):
             kept.append(policy.select(candidates, n_keep, settings.period, noise))
             observed.append(candidates.statistic)
+            bits.append(policy.code_bits(candidates, kept[-1]))
         true_len, tokens = len(row) + state.offset, self._tokens(state, settings)
         if policy.accumulates:
             tokens.observe(torch.cat([part for part in observed if part is not None]), true_len)
         keep = torch.cat(kept)
         assert keep.shape[-1] <= n_keep, f"{policy.name} kept {keep.shape[-1]} tokens, {n_keep = }"
-        tokens.evicted(keep, true_len)
+        tokens.evicted(
+            keep, true_len, torch.cat([part for part in bits if part is not None]) if policy.widths else None
+        )
         return keep
 
     @staticmethod

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvpolicy.kernels.packed_buffer import Buffer
+from kvpolicy.kernels.coarser_codes import coarsen_rows
+from kvpolicy.kernels.packed_buffer import Buffer, PackedBuffer
 from kvpolicy.quant.kv_bytes import kv_bytes_per_token
 from kvpolicy.sglang_plugin.errors import KVPolicyError
 
@@ -71,6 +72,13 @@ class Pools:
         if self.packed is not None:
             return self.packed.movable()
         return [[each for each in buffers if isinstance(each, torch.Tensor)] for buffers in (self.keys, self.values)]
+
+    def coarsen(self, slots: torch.Tensor, bits: torch.Tensor) -> None:
+        """Leave packed rows in `slots` (int64 ``[K]``) as many levels as `bits` (uint8 ``[L, H_kv, K]``) says."""
+        for buffers in (self.keys, self.values):
+            for buffer, of_layer in zip(buffers, bits, strict=True):
+                if isinstance(buffer, PackedBuffer):
+                    coarsen_rows(buffer, slots, of_layer)
 
     def row(self, req: Any, length: int) -> torch.Tensor:
         """int64 ``[length]``: the slots of a request, oldest token first (a copy)."""

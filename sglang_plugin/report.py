@@ -23,7 +23,9 @@ def response_report(
     ``kv_bytes_full_mean`` and ``kv_bytes_full_end`` are what the uncompressed cache, of `full_bytes_per_token`, would
     have held at the same steps. `beside` is what the engine holds beside the cache for this request, whatever its
     policy, because some policy named at launch reads it: ``query_window_bytes``, ``hidden_change_bytes``.
-    ``token_state_bytes`` is what this policy carries for its resident tokens: positions, statistics.
+    ``token_state_bytes`` is what this policy carries for its resident tokens: positions, statistics. ``code_bits_end``
+    is there under a policy that asks for fewer bits than the cache has: how many a number of the tokens left at the end
+    makes use of, on average; they take the bytes of the cache all the same.
     """
     statistics = state.statistics()
     kv_bytes = {
@@ -31,7 +33,7 @@ def response_report(
         * (full_bytes_per_token if name.startswith("full") else bytes_per_token)
         for name in ("resident_mean", "resident_peak", "resident_end", "full_mean", "full_end")
     }
-    return {
+    report = {
         "policy": settings.arm.policy_name,
         "options": settings.arm.options,
         "budget": settings.budget,
@@ -45,3 +47,7 @@ def response_report(
         **beside,
         "token_state_bytes": state.tokens.bytes if state.tokens is not None else 0,
     }
+    if widths := settings.arm.policy.widths:
+        end = statistics["resident_end"]
+        report["code_bits_end"] = max(widths) if state.tokens is None else state.tokens.mean_code_bits(int(end))
+    return report

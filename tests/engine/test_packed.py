@@ -94,6 +94,28 @@ def test_it_says_and_keeps_what_plain_transformers_does(
     assert parted <= ran.format.may_part
 
 
+def test_a_ladder_leaves_tokens_fewer_levels(tiny: Path, prompts: list[list[int]]) -> None:
+    """ThinKV's bits by kind of thought: the same choice at the first eviction, coarser numbers after it."""
+    plain, ladder = "thinkv[segment:16]", "thinkv[segment:16;ladder:R2E2T4]"
+    launch = {"kv_quant": "int4", "kv_quant_keys": "int4", "kv_quant_group": GROUP}
+    arguments = {"kv_policy": f"{plain}|{ladder}", "kv_budget": arms.BUDGET, "kv_period": arms.PERIOD, **launch}
+    with harness.engine(tiny, **arguments) as running:
+        found = {}
+        for arm in (plain, ladder):
+            (found[arm],) = harness.per_request(running, prompts[1:2], [{"kv_policy": arm}], TOKENS)
+            harness.flush(running)
+    coarse, full = (harness.report(found[arm]) for arm in (ladder, plain))
+    assert coarse["evictions"] >= 2
+    assert "code_bits_end" not in full
+    # All complete segments that are no transition are coarse; the newest tokens, fewer than half, are not.
+    assert 2 < coarse["code_bits_end"] < 3.5
+    assert coarse["kv_bytes_per_token"] == full["kv_bytes_per_token"]
+    ours, theirs = (found[arm]["output_ids"] for arm in (ladder, plain))
+    first = arms.BUDGET + arms.PERIOD - len(prompts[1])
+    assert ours[:first] == theirs[:first]
+    assert ours != theirs
+
+
 def test_kernels_store_read_and_move_the_same(tiny: Path, prompts: list[list[int]], tmp_path: Path) -> None:
     """Triton's interpreter runs all of them: packing, attention, unpacking for a second prefill, compaction."""
     import torch

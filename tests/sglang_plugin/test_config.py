@@ -177,6 +177,18 @@ def test_a_wrong_configuration_is_answered_with_one_sentence(arguments: dict[str
         ),
         pytest.param({**RANGE, "kv_period": 0}, "kv_period must be at least 1", id="no period"),
         pytest.param({"kv_protect": 0.1}, "kv_protect would have no effect without", id="alone"),
+        pytest.param(
+            {"kv_policy": "thinkv[ladder:R4E4T2]"},
+            "thinkv[ladder:R4E4T2] stores tokens in 4 or 2 bits, in a cache of 4; use kv_quant=int4 or "
+            "kv_quant=range-int4, or leave its ladder out.",
+            id="a ladder without a format",
+        ),
+        pytest.param(
+            {"kv_policy": "full|thinkv[ladder:R4E4T2]", "kv_quant": "int8"}, "in a cache of 4; use", id="wider than it"
+        ),
+        pytest.param(
+            {"kv_policy": "thinkv[ladder:R8E4T2]", "kv_quant": "range-int4"}, "8 or 4 or 2 bits", id="narrower than it"
+        ),
     ],
 )
 def test_a_wrong_format_is_answered_with_one_sentence(arguments: dict[str, Any], sentence: str) -> None:

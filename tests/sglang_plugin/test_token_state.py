@@ -23,6 +23,7 @@ class Sharing(Policy):
 
     who: Granularity = Granularity.PER_HEAD
     positions: bool = True
+    widths: tuple[int, ...] = ()  # type: ignore[misc]  # a property of the base
 
     @property
     def shares(self) -> Granularity:
@@ -87,3 +88,30 @@ def test_what_no_policy_reads_is_not_stored() -> None:
     assert state.bytes == 0
     with pytest.raises(AssertionError, match="does not declare that it needs positions"):
         state.positions(10, EVERY, CPU)
+
+
+def test_bits_follow_the_kept_tokens_and_never_come_back() -> None:
+    """Four evictions; a new token has all 8 until a choice gives it fewer."""
+    generator = torch.Generator().manual_seed(1)
+    state, true_len = TokenState(Sharing(widths=(8, 4, 2)), observed=10), 10
+    assert state.mean_code_bits(10) == 8
+    expected = [[[8] * 10 for _ in range(HEADS)] for _ in range(LAYERS)]
+    for _ in range(4):
+        shape = (LAYERS, HEADS, len(expected[0][0]))
+        keep = torch.rand(shape, generator=generator).topk(KEPT, dim=-1).indices.sort(dim=-1).values
+        now = torch.tensor([2, 4, 8])[torch.randint(3, keep.shape, generator=generator)].to(torch.uint8)
+        state.evicted(keep, true_len, now)
+        expected = [
+            [
+                [min(row[i], new) for i, new in zip(kept, wanted, strict=True)]
+                for row, kept, wanted in zip(*of_layer, strict=True)
+            ]
+            for of_layer in zip(expected, keep.tolist(), now.tolist(), strict=True)
+        ]
+        assert state.code_bits is not None
+        assert state.code_bits.tolist() == expected
+        total = sum(sum(row) + 8 * PERIOD for rows in expected for row in rows)
+        assert state.mean_code_bits(KEPT + PERIOD) == pytest.approx(total / (LAYERS * HEADS * (KEPT + PERIOD)))
+        expected = [[row + [8] * PERIOD for row in rows] for rows in expected]
+        true_len += PERIOD
+    assert state.bytes == LAYERS * HEADS * KEPT * (4 + 1)
