@@ -33,7 +33,8 @@ def _table(bits: int, to: int) -> torch.Tensor:
     step = (2**bits - 1) // (2**to - 1)
     shifts = torch.arange(0, 8, bits)
     codes = torch.arange(256)[:, None] >> shifts & 2**bits - 1
-    return ((codes + step // 2) // step * step << shifts).sum(dim=1).to(torch.uint8)
+    bytes_: torch.Tensor = ((codes + step // 2) // step * step << shifts).sum(dim=1)
+    return bytes_.to(torch.uint8)
 
 
 def coarsen_rows(buffer: PackedBuffer, slots: torch.Tensor, bits: torch.Tensor) -> None:

@@ -90,9 +90,6 @@ class Alpha(Policy):
     def due(self, resident: int, budget: int, period: int, *, evicted: int = 0) -> bool:
         return self.scorer.due(resident, budget, period, evicted=evicted)
 
-    def most_resident(self, budget: int, period: int) -> int | None:
-        return self.scorer.most_resident(budget, period)
-
     def n_keep(self, resident: int, budget: int, *, evicted: int = 0) -> int:
         return self.scorer.n_keep(resident, budget, evicted=evicted)
 

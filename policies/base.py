@@ -234,18 +234,8 @@ class Policy(ABC):
             band.layers(model.layers)
 
     def due(self, resident: int, budget: int, period: int, *, evicted: int = 0) -> bool:
-        """Whether a request with `resident` tokens, `evicted` before, is to be compacted before its next step.
-
-        Who overrides this overrides :meth:`most_resident` too.
-        """
+        """Whether a request with `resident` tokens, `evicted` before, is to be compacted before its next step."""
         return resident >= budget + period
-
-    def most_resident(self, budget: int, period: int) -> int | None:
-        """Tokens that a request has at most once it was compacted, or None if it grows with the text.
-
-        SGLang lets as many requests run at once as the pool has room for, counting this much for each.
-        """
-        return budget + period
 
     def n_keep(self, resident: int, budget: int, *, evicted: int = 0) -> int:
         """Resident tokens right after an eviction of `resident` tokens, at most."""

@@ -23,8 +23,5 @@ class Full(Policy):
     def due(self, resident: int, budget: int, period: int, *, evicted: int = 0) -> bool:
         return False
 
-    def most_resident(self, budget: int, period: int) -> int | None:
-        return None
-
     def select(self, candidates: Candidates, n_keep: int, period: int, noise: Noise) -> torch.Tensor:
         raise AssertionError("the full cache is never due for an eviction")

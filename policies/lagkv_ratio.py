@@ -71,9 +71,6 @@ class LagKVRatio(Policy):
     def due(self, resident: int, budget: int, period: int, *, evicted: int = 0) -> bool:
         return self._compressible(resident, evicted) > 0
 
-    def most_resident(self, budget: int, period: int) -> int | None:
-        return None
-
     def n_keep(self, resident: int, budget: int, *, evicted: int = 0) -> int:
         return resident - self._compressible(resident, evicted) * (self.lag - self.kept)
 

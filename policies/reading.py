@@ -116,9 +116,6 @@ class ReadingPolicy(Policy):
     def due(self, resident: int, budget: int, period: int, *, evicted: int = 0) -> bool:
         return False
 
-    def most_resident(self, budget: int, period: int) -> int | None:
-        return None
-
     def n_keep(self, resident: int, budget: int, *, evicted: int = 0) -> int:
         return resident
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from kvpolicy.sglang_plugin import arguments, incoming, lmeval_text, support, targets
+from kvpolicy.sglang_plugin import arguments, incoming, lmeval_text, openai_responses, support, targets
 from kvpolicy.sglang_plugin.config import KVPolicyConfig
 from kvpolicy.sglang_plugin.errors import KVPolicyError
 from kvpolicy.sglang_plugin.platform import has_accelerator
 from kvpolicy.sglang_plugin.report import META_KEY
 from kvpolicy.sglang_plugin.runtime import handshake
+from kvpolicy.sglang_plugin.server_info import launch_report
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +54,13 @@ def fit_to_machine(keywords: dict[str, Any]) -> None:
 
 
 def fit_to_policy(keywords: dict[str, Any], config: KVPolicyConfig | None) -> None:
-    """Bound the number of requests that run at once, if each takes memory beside the cache, in place."""
+    """Choose, in place, what the plugin needs and nobody named: a backend, no captured prefill, a bound of requests."""
     if config is None:
         return
     if config.cache_format is not None and has_accelerator() and keywords.get("attention_backend") is None:
         keywords["attention_backend"] = "triton"  # of SGLang's backends it asks least of the pool that is not its own
+    if has_accelerator() and (config.cache_format is not None or config.hidden_bands):
+        keywords["disable_prefill_cuda_graph"] = True  # a captured prefill passes by what is hooked there
     what = [f"the newest {config.query_window} queries"] if config.query_window else []
     what += ["changes of hidden states"] if config.hidden_bands else []
     what += ["unpacked rows"] if config.cache_format is not None and config.cache_format.protects else []
@@ -108,7 +111,8 @@ def after_launch(result: Any, _engine: type, server_args: Any, *_args: Any, **_k
     def wait_for_policy() -> None:
         wait()
         for info in init.scheduler_infos:
-            check_handshake(info.pop(META_KEY, None), config)
+            check_handshake(info.get(META_KEY), config)
+            info[META_KEY] = launch_report(config)  # SGLang shows these infos at /server_info
 
     init.wait_for_ready = wait_for_policy
     return init, processes
@@ -137,11 +141,18 @@ def before_request_meta_info(
     return (manager, meta_info, state, others, index, *rest), {}
 
 
+_STREAMS = openai_responses.StreamReports()
+
 HOOKS: targets.Hooks = {
     targets.CHECK_ARGS: after_check_server_args,
     targets.LAUNCH: after_launch,
     targets.REQUEST_META: before_request_meta_info,
     targets.VALIDATE_REQUEST: incoming.before_validate_request,
     targets.SEND_REQUEST: incoming.SampleNumbers().before_send_one_request,
+    targets.GENERATE_REQUEST: _STREAMS.around_generate_request,
+    targets.CHAT_RESPONSE: openai_responses.after_build_response,
+    targets.CHAT_STREAM: _STREAMS.around_stream,
+    targets.COMPLETION_RESPONSE: openai_responses.after_build_response,
+    targets.COMPLETION_STREAM: _STREAMS.around_stream,
     targets.GENERATE: lmeval_text.after_generate,
 }

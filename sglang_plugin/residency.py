@@ -24,7 +24,6 @@ class Residency:
 
     published: int | None = None  # prompt length that SGLang has put into its radix tree
     start: int | None = None  # resident length at the last prefill or eviction; steps are counted from it
-    shared: int = 0  # tokens of the prompt that were in the radix tree when the request was let in
     offset: int = 0  # tokens evicted since the last prefill
     evictions: int = 0
     tokens_evicted: int = 0

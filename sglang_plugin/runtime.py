@@ -11,6 +11,7 @@ from kvpolicy.sglang_plugin import support, targets
 from kvpolicy.sglang_plugin.config import KVPolicyConfig
 from kvpolicy.sglang_plugin.eviction import Evictor
 from kvpolicy.sglang_plugin.hidden_taps import HiddenTaps
+from kvpolicy.sglang_plugin.metrics import Metrics
 from kvpolicy.sglang_plugin.observation import Observation
 from kvpolicy.sglang_plugin.packed_cache import PackedCache
 from kvpolicy.sglang_plugin.paged_round import PagedRounds
@@ -38,6 +39,7 @@ class Runtime:
         self.hidden: HiddenTaps | None = None
         self.partial: PartialAttention | None = None
         self.packed: PackedCache | None = None
+        self.metrics: Metrics | None = None
         self._evictor: Evictor | None = None
         self._sampling = TokenSampling(lambda req: self.settings_of(req).sampling_seed)
         self._ranks, self._rank, self._model = 1, 0, ""
@@ -88,6 +90,8 @@ class Runtime:
         self._evictor = Evictor(
             scheduler, self.pools, observation, rounds, self.settings_of, self.config.trace, protection
         )
+        per_token = self.pools.bytes_per_token * self._ranks, self.pools.full_bytes_per_token * self._ranks
+        self.metrics = Metrics.of_scheduler(scheduler, self.config.arms, self.settings_of, *per_token)
         # Set on a class that does not read it, this would lose every report without a word.
         assert hasattr(SchedulerOutputStreamer, "has_additional_customized_info"), "SGLang renamed the opt-in"
         SchedulerOutputStreamer.has_additional_customized_info = True
@@ -112,6 +116,8 @@ class Runtime:
             self._evictor.before_decode(batch)
             if self.packed is not None:
                 self.packed.before_update_running_batch(batch, self._evictor.wait_for_forward)
+        if self.metrics is not None:
+            self.metrics.decoding(batch)
 
     def after_checkpoint(self, _result: None, req: Any, tree_cache: Any) -> None:
         residency_of(req).prefilled(req.extend_end)
@@ -125,6 +131,8 @@ class Runtime:
             self.packed.before_release(req, self._evictor.wait_for_forward)
         if self.partial is not None:
             reads_of(req).forget_pages()
+        if self.metrics is not None:
+            self.metrics.released(req)
         if state.trace is not None and req.finished():
             assert self.config.trace is not None
             settings = self.settings_of(req)

@@ -95,6 +95,7 @@ ARCHITECTURES = (
 )
 
 
+NO_PREFILL_GRAPH = "set disable_prefill_cuda_graph, and no cuda_graph_backend_prefill or cuda_graph_config against it"
 # Of SGLang's attention backends, those that leave a pool alone which is not theirs.
 PACKED_BACKENDS = ("torch_native", "triton")
 # Models with a bias in the projection of keys that their configuration does not mention.
@@ -156,6 +157,11 @@ def check_policies(server_args: Any, config: KVPolicyConfig) -> None:
     resolved, model = resolved_view(server_args), model_config_of(server_args)
     if config.reads_a_part:
         _check_no_graph(resolved)
+    if config.hidden_bands and _captured(resolved, "prefill"):
+        raise KVPolicyError(
+            f"kv_policy={config.policy} reads hidden states between the layers of a prefill, past which a captured "
+            f"graph runs; {NO_PREFILL_GRAPH}."
+        )
     ranks = resolved.tp_size
     shape = ModelShape(
         layers=model.num_hidden_layers,
@@ -197,9 +203,8 @@ def check_format(server_args: Any, config: KVPolicyConfig) -> None:
             f"kv_quant does not work with attention_backend={backend!r}; leave it out, or use "
             f"{' or '.join(PACKED_BACKENDS)}."
         )
-    disabled = resolved.disable_cuda_graph or resolved.disable_prefill_cuda_graph
-    if resolved.device != "cpu" and not disabled and resolved.cuda_graph_backend_prefill != "disabled":
-        raise KVPolicyError("kv_quant attends to a prefill outside of any graph; set disable_prefill_cuda_graph.")
+    if _captured(resolved, "prefill"):
+        raise KVPolicyError(f"kv_quant attends to a prefill outside of any graph; {NO_PREFILL_GRAPH}.")
     biased = getattr(model.hf_text_config, "attention_bias", False) or model.hf_config.architectures[0] in BIASED
     if fitted.key_bits is not None and biased:
         logger.warning(
@@ -209,11 +214,14 @@ def check_format(server_args: Any, config: KVPolicyConfig) -> None:
         )
 
 
+def _captured(resolved: Any, phase: str) -> bool:
+    """Whether SGLang will capture this phase, "decode" or "prefill", in graphs: what all its flags for it come to."""
+    return resolved.device != "cpu" and getattr(resolved.cuda_graph_config, phase).backend != "disabled"
+
+
 def _check_no_graph(resolved: Any) -> None:
     """Raise KVPolicyError if decode steps would be captured, or compiled."""
-    disabled = resolved.disable_cuda_graph or resolved.disable_decode_cuda_graph
-    captured = resolved.device != "cpu" and not disabled and resolved.cuda_graph_backend_decode != "disabled"
-    if captured or resolved.enable_torch_compile:
+    if _captured(resolved, "decode") or resolved.enable_torch_compile:
         raise KVPolicyError(
             "a policy that reads a part of the cache chooses anew at every layer of every step, which no captured "
             "graph does; set disable_decode_cuda_graph, and do not set enable_torch_compile."

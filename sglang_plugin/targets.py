@@ -33,6 +33,10 @@ def _scheduler(name: str) -> str:
     return f"sglang.srt.managers.scheduler.Scheduler.{name}"
 
 
+def _serving(name: str) -> str:
+    return f"sglang.srt.entrypoints.openai.serving_{name}"
+
+
 # At load, in every process: flags, and the door through which the rest comes in.
 ADD_CLI_ARGS = Target("sglang.srt.server_args.ServerArgs.add_cli_args", "after", ("parser",))
 FROM_CLI_ARGS = Target("sglang.srt.server_args.ServerArgs.from_cli_args", "around", ("args",))
@@ -51,6 +55,21 @@ VALIDATE_REQUEST = Target(
 )
 SEND_REQUEST = Target(
     "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request", "before", ("tokenized_obj",)
+)
+GENERATE_REQUEST = Target(
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request", "around", ("self", "obj", "request")
+)
+CHAT_RESPONSE = Target(_serving("chat.OpenAIServingChat._build_chat_response"), "after", ("request", "ret", "created"))
+CHAT_STREAM = Target(
+    _serving("chat.OpenAIServingChat._generate_chat_stream"), "around", ("adapted_request", "request", "raw_request")
+)
+COMPLETION_RESPONSE = Target(
+    _serving("completions.OpenAIServingCompletion._build_completion_response"), "after", ("request", "ret", "created")
+)
+COMPLETION_STREAM = Target(
+    _serving("completions.OpenAIServingCompletion._generate_completion_stream"),
+    "around",
+    ("adapted_request", "request", "raw_request"),
 )
 GENERATE = Target("sglang.srt.entrypoints.engine.Engine.generate", "after", ("self", "stream"))
 
@@ -110,7 +129,19 @@ FREE_SLOTS = Target(
 CLEAR_SLOTS = Target("sglang.srt.mem_cache.allocator.token.TokenToKVPoolAllocator.clear", "after", ("self",))
 
 LOAD = (ADD_CLI_ARGS, FROM_CLI_ARGS, SCHEDULER_INIT)
-LAUNCHER = (CHECK_ARGS, LAUNCH, REQUEST_META, VALIDATE_REQUEST, SEND_REQUEST, GENERATE)
+LAUNCHER = (
+    CHECK_ARGS,
+    LAUNCH,
+    REQUEST_META,
+    VALIDATE_REQUEST,
+    SEND_REQUEST,
+    GENERATE_REQUEST,
+    CHAT_RESPONSE,
+    CHAT_STREAM,
+    COMPLETION_RESPONSE,
+    COMPLETION_STREAM,
+    GENERATE,
+)
 SCHEDULER = (
     INIT_INFO,
     UPDATE_BATCH,

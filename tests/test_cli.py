@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from kvpolicy.cli import COMMANDS, main
 from kvpolicy.policies.registry import POLICIES
+from kvpolicy.sglang_plugin import targets
 from kvpolicy.sglang_plugin.config import ARGUMENTS
 
 
@@ -56,3 +58,23 @@ def test_tasks_prints_the_folder_of_the_tasks(capsys: pytest.CaptureFixture[str]
     assert main(["tasks"]) == 0
     folder = Path(capsys.readouterr().out.strip())
     assert list(folder.rglob("gsm8k_sample.yaml"))
+
+
+def test_doctor_teaches_how_to_ask_about_a_launch(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    shown = capsys.readouterr().out
+    assert "kvpolicy doctor --model Qwen/Qwen3-4B --kv-policy vase-dkv -- --tp-size 2 --page-size 16" in shown
+    assert all("--" + name.replace("_", "-") in shown for name in ARGUMENTS)
+    assert "The exit status is 1 if something that a launch needs is wrong" in shown
+
+
+def test_doctor_finds_nothing_wrong_where_these_tests_run() -> None:
+    pytest.importorskip("sglang")
+    command = [Path(sys.executable).parent / "kvpolicy", "doctor", "--json", "--kv-policy", "vase-dkv"]
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    record = json.loads(result.stdout)
+    wrong = [finding for finding in record["findings"] if finding["status"] == "problem"]
+    assert (wrong, record["ok"], result.returncode) == ([], True, 0)
+    hooks = [finding["name"] for finding in record["findings"] if finding["section"] == "hooks"]
+    assert hooks == [target.path for target in targets.ALL]

@@ -15,6 +15,7 @@ from kvpolicy.policies.base import Candidates, Granularity, Needs
 from kvpolicy.policies.thinkv import ThinKV
 from tests.policies.candidates import random_candidates
 from tests.policies.matrix import noise_of
+from tests.policies.thinkv_segments import synthetic
 
 NEW = float("nan")
 PERIOD = 8
@@ -114,19 +115,6 @@ def test_sparsity_is_the_same_however_the_queries_are_divided(parts: list[int]) 
     torch.testing.assert_close(statistic, at_once, rtol=1e-6, atol=0, equal_nan=True)
     assert at_once[..., :56].isnan().all()  # 48 to 55 begin before the first decode token
     assert (at_once[..., 56:] > 0).all()
-
-
-def synthetic(sparsity: list[float], newest: int, *, previous_len: int = 0, layers: int = 2) -> Candidates:
-    """Complete segments of 16 tokens of that `sparsity`, and `newest` tokens of the next; three heads."""
-    tokens = 16 * len(sparsity) + newest
-    values = torch.tensor([*sparsity, 0.5]).repeat_interleave(16)[:tokens]
-    return replace(
-        random_candidates(layers, 3, tokens, 60),
-        positions=torch.arange(tokens).expand(layers, 3, tokens),
-        statistic=values.expand(layers, 3, tokens),
-        true_len=tokens,
-        previous_len=previous_len,
-    )
 
 
 def test_each_head_keeps_the_medoids_of_its_own_keys() -> None:
@@ -267,39 +255,3 @@ def test_thresholds_are_two_in_order_or_none(low: float | None, high: float | No
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         ThinKV(low=low, high=high).check(1024, 64)
     ThinKV(low=0.5, high=0.6).check(1024, 64)
-
-
-def test_each_kind_of_thought_has_its_bits() -> None:
-    # A transition, an execution, a reasoning segment, and an incomplete one, which keeps all that the cache has.
-    now = synthetic([0.9, 0.2, 0.5], 7, previous_len=55)
-    policy = ThinKV(segment=16, ladder="R8E4T2")
-    kept = policy.select(now, 40, PERIOD, noise_of(2))
-    bits = policy.code_bits(now, kept)
-    assert bits is not None
-    assert bits.dtype == torch.uint8
-    assert bits.tolist() == [[[2] * 4 + [4] * 8 + [8] * 16 + [8] * 7] * 3] * 2
-    assert policy.widths == (8, 4, 2)
-    assert torch.equal(kept, ThinKV(segment=16).select(now, 40, PERIOD, noise_of(2)))
-
-
-def test_bits_follow_the_tokens_that_a_head_keeps() -> None:
-    now = synthetic([0.9, 0.2, 0.5], 0)
-    keep = torch.tensor([[0, 20, 40], [1, 2, 47], [16, 17, 31]]).expand(2, 3, 3)
-    bits = ThinKV(segment=16, ladder="R4E4T2").code_bits(now, keep)
-    assert bits is not None
-    assert bits.tolist() == [[[2, 4, 4], [2, 2, 4], [4, 4, 4]]] * 2
-
-
-def test_without_a_ladder_nothing_is_said_of_bits() -> None:
-    now = synthetic([0.9, 0.2, 0.5], 7)
-    assert ThinKV(segment=16).widths == ()
-    assert ThinKV(segment=16).code_bits(now, torch.zeros(2, 3, 1, dtype=torch.int64)) is None
-
-
-@pytest.mark.parametrize("ladder", ["R4E4", "R4E4T3", "r4e4t2", "4,4,2", "R4E4T2 "])
-def test_a_ladder_that_is_none_is_refused(ladder: str) -> None:
-    sentence = (
-        f"ladder:{ladder}; it is written like R4E4T2, the bits (2, 4 or 8) of reasoning, execution and transition"
-    )
-    with pytest.raises(ValueError, match=re.escape(sentence) + "$"):
-        ThinKV(ladder=ladder).check(4096, 64)

@@ -87,6 +87,25 @@ def test_otherwise_the_number_of_requests_is_left_alone(
     assert warnings == []
 
 
+@pytest.mark.parametrize("accelerator", [False, True], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("config", "passed_by"),
+    [
+        pytest.param(KVPolicyConfig("epikv"), True, id="hidden states"),
+        pytest.param(KVPolicyConfig("full", quant="int4"), True, id="low bits"),
+        pytest.param(KVPolicyConfig("vase-dkv|snapkv"), False, id="neither"),
+    ],
+)
+def test_what_a_captured_prefill_passes_by_has_none(
+    config: KVPolicyConfig, passed_by: bool, accelerator: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "has_accelerator", lambda: accelerator)
+    keywords: dict[str, Any] = {"max_running_requests": 4}
+    launcher.fit_to_policy(keywords, config)
+    assert ("disable_prefill_cuda_graph" in keywords) == (passed_by and accelerator)
+    assert keywords.get("disable_prefill_cuda_graph", True) is True
+
+
 def test_a_scheduler_that_reports_the_policy_is_accepted() -> None:
     launcher.check_handshake(handshake(KVPolicyConfig("vase-dkv", budget=256)), CONFIG)
 

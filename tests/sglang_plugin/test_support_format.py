@@ -17,6 +17,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 Check = Callable[..., None]
 
 
+def graphs(prefill: str) -> SimpleNamespace:
+    """What SGLang makes of its flags for CUDA graphs."""
+    return SimpleNamespace(prefill=SimpleNamespace(backend=prefill), decode=SimpleNamespace(backend="full"))
+
+
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Check:
     """`check_format` of a model and resolved arguments given by name."""
@@ -29,9 +34,7 @@ def check(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
         resolved = {
             "attention_backend": "triton",
             "device": "cuda",
-            "disable_cuda_graph": False,
-            "disable_prefill_cuda_graph": True,
-            "cuda_graph_backend_prefill": None,
+            "cuda_graph_config": graphs("disabled"),
             **changed,
         }
         text = SimpleNamespace(attention_bias=bias)
@@ -47,7 +50,7 @@ def check(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
 def test_what_fits_passes_without_a_word(check: Check, caplog: pytest.LogCaptureFixture) -> None:
     check()
-    check(device="cpu", attention_backend="torch_native", disable_prefill_cuda_graph=False)
+    check(device="cpu", attention_backend="torch_native", cuda_graph_config=None)
     check(quant=None, attention_backend="flashinfer")
     check(quant_keys="int8")
     assert caplog.text == ""
@@ -58,7 +61,8 @@ def test_what_fits_passes_without_a_word(check: Check, caplog: pytest.LogCapture
     [
         ({"quant_group": 48}, "kv_quant_group=48 does not fit the model's heads of 128 channels; use 16 or 32 or 64"),
         ({"attention_backend": "fa3"}, "does not work with attention_backend='fa3'; leave it out, or use torch_native"),
-        ({"disable_prefill_cuda_graph": False}, "set disable_prefill_cuda_graph"),
+        ({"cuda_graph_config": graphs("breakable")}, "set disable_prefill_cuda_graph"),
+        ({"cuda_graph_config": graphs("full")}, "and no cuda_graph_backend_prefill or cuda_graph_config against it."),
     ],
 )
 def test_what_cannot_work_is_refused(check: Check, changed: dict[str, Any], sentence: str) -> None:
