@@ -47,7 +47,7 @@ class Blockwise(Codec):
     def restored(self, rows: torch.Tensor) -> torch.Tensor:
         head_dim = rows.shape[-1]
         padded = torch.nn.functional.pad(rows.float(), (0, -head_dim % BLOCK))
-        # One dimension: on a CPU, bitsandbytes 0.50.2 mixes up blocks where the last dimension is not whole blocks.
+        # One dimension: on some CPUs, bitsandbytes 0.50.2 mixes up blocks where the last dimension is not whole blocks.
         return self._flat(padded.flatten()).view(padded.shape)[..., :head_dim]
 
     def _flat(self, numbers: torch.Tensor) -> torch.Tensor:

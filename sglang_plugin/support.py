@@ -216,7 +216,7 @@ def check_format(server_args: Any, config: KVPolicyConfig) -> None:
 
 def _captured(resolved: Any, phase: str) -> bool:
     """Whether SGLang will capture this phase, "decode" or "prefill", in graphs: what all its flags for it come to."""
-    return resolved.device != "cpu" and getattr(resolved.cuda_graph_config, phase).backend != "disabled"
+    return resolved.device != "cpu" and bool(getattr(resolved.cuda_graph_config, phase).backend != "disabled")
 
 
 def _check_no_graph(resolved: Any) -> None:

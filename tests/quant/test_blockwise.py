@@ -65,15 +65,15 @@ def test_every_number_is_the_nearest_of_the_format(head_dim: int, kind: str) -> 
 @pytest.mark.usefixtures("bitsandbytes")
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("head_dim", [80, 96])
-def test_bitsandbytes_alone_mixes_up_blocks(head_dim: int, kind: str) -> None:
-    """Why rows are laid end to end: where this fails, a newer bitsandbytes no longer needs it."""
+def test_rows_laid_end_to_end_lose_no_more_than_bitsandbytes_alone(head_dim: int, kind: str) -> None:
+    """Where a row is no whole number of blocks it mixes them up on some CPUs, and loses several times as much there."""
     from bitsandbytes import functional
 
     rows = random_rows(9, head_dim)
     codes, state = functional.quantize_4bit(rows, blocksize=BLOCK, quant_type=kind)
-    wrong = functional.dequantize_4bit(codes, state)
+    alone = functional.dequantize_4bit(codes, state)
     ours = Blockwise(kind).round_trip(rows)  # type: ignore[arg-type]
-    assert float((wrong - rows).norm()) > 1.5 * float((ours - rows).norm())
+    assert float((ours - rows).norm()) < 1.05 * float((alone - rows).norm())
 
 
 @pytest.mark.parametrize("kind", TABLES)
