@@ -27,7 +27,7 @@ demo: $(READY)  ## stock lm-eval on SGLang with a KV budget (MODEL=Qwen/Qwen3-4B
 
 test: test-unit test-engine  ## all tests, engines included (SGLang starts several dozen times)
 
-test-unit: $(READY)  ## the tests that start no engine (two to five minutes)
+test-unit: $(READY)  ## the tests that start no engine, on all cores (twelve minutes on two slow ones)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not engine" --numprocesses auto --durations=10
 
 test-engine: $(READY)  ## the tests that start SGLang

@@ -15,8 +15,6 @@ from kvpolicy.sglang_plugin.config import ARGUMENTS, KVPolicyConfig, check_numbe
 from kvpolicy.sglang_plugin.errors import KVPolicyError
 
 VASE = {"kv_policy": "vase-dkv"}
-RANGE = {"kv_quant": "range-int4"}
-ALL_FORMATS = "int8, int4, int2, range-int8, range-int4, range-int2"
 
 
 def test_a_policy_alone_has_the_documented_defaults() -> None:
