@@ -93,6 +93,9 @@ class Alpha(Policy):
     def n_keep(self, resident: int, budget: int, *, evicted: int = 0) -> int:
         return self.scorer.n_keep(resident, budget, evicted=evicted)
 
+    def most_resident(self, budget: int, period: int) -> int | None:
+        return self.scorer.most_resident(budget, period)
+
     def select(self, candidates: Candidates, n_keep: int, period: int, noise: Noise) -> torch.Tensor:
         base = self.scorer
         scores = base.scores(candidates, noise)

@@ -241,6 +241,14 @@ class Policy(ABC):
         """Resident tokens right after an eviction of `resident` tokens, at most."""
         return min(resident, budget)
 
+    def most_resident(self, budget: int, period: int) -> int | None:
+        """Tokens that a request holds at most once it was evicted from; None if there is no such number.
+
+        A policy with a :meth:`due` or :meth:`n_keep` of its own has none, unless it says so here.
+        """
+        own_rule = type(self).due is not Policy.due or type(self).n_keep is not Policy.n_keep
+        return None if own_rule else budget + period
+
     def observe(self, candidates: Candidates, period: int) -> torch.Tensor:
         """A number for each resident token that is carried on: ``[L, H_kv, N]`` fp32.
 

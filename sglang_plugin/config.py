@@ -117,6 +117,11 @@ class KVPolicyConfig:
         return any(isinstance(arm.policy, ReadingPolicy) for arm in self.arms.values())
 
     @property
+    def bounds_requests(self) -> bool:
+        """Whether some arm bounds how many tokens a request holds."""
+        return any(arm.policy.most_resident(self.budget, self.period) is not None for arm in self.arms.values())
+
+    @property
     def taps(self) -> bool:
         """Whether something of each running request is recorded beside the cache."""
         return bool(self.query_window or self.hidden_bands)

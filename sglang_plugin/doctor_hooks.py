@@ -19,6 +19,7 @@ WHEN = {
     **dict.fromkeys(targets.LOAD, "At load, in every process"),
     **dict.fromkeys(targets.LAUNCHER, "With a policy, in the launching process"),
     **dict.fromkeys(targets.SCHEDULER, "With a policy, in each scheduler"),
+    **dict.fromkeys(targets.ADMISSION, "If a policy holds requests to a budget"),
     **dict.fromkeys(targets.TAPS, "If a policy reads more than the cache"),
     **dict.fromkeys(targets.PACKED, "With kv_quant"),
 }

@@ -8,6 +8,7 @@ from typing import Any
 from kvpolicy import __version__
 from kvpolicy.policies.reading import ReadingPolicy
 from kvpolicy.sglang_plugin import support, targets
+from kvpolicy.sglang_plugin.admission import Admission
 from kvpolicy.sglang_plugin.config import KVPolicyConfig
 from kvpolicy.sglang_plugin.eviction import Evictor
 from kvpolicy.sglang_plugin.hidden_taps import HiddenTaps
@@ -42,6 +43,7 @@ class Runtime:
         self.metrics: Metrics | None = None
         self._evictor: Evictor | None = None
         self._sampling = TokenSampling(lambda req: self.settings_of(req).sampling_seed)
+        self._admission = Admission(self.settings_of)
         self._ranks, self._rank, self._model = 1, 0, ""
         if config.cache_format is not None:
             self.packed = PackedCache(config.cache_format, config.period, self.settings_of)
@@ -59,6 +61,7 @@ class Runtime:
             targets.OUTPUT_INFO: self.after_output_info,
             targets.SAMPLING_INFO: self._sampling.after_from_schedule_batch,
             targets.SAMPLE: self._sampling.around_sample_from_probs,
+            **self._admission.hooks(),
             targets.ALLOC_POOLS: self.after_alloc_memory_pool,
             targets.MAX_PREFIX: self.after_max_prefix_len,
             targets.ATTENTION: self.around_attention,
@@ -76,6 +79,7 @@ class Runtime:
         assert (self.hidden is not None) == bool(self.config.hidden_bands), "SGLang allocated its pools unseen"
         if targets.ATTENTION in needed(self.config):
             support.check_attention(scheduler.tp_worker.model_runner.attn_backend)
+        self._admission.attach(scheduler)
         self._ranks, self._rank = get_parallel().tp_size, get_parallel().tp_rank
         self._model = scheduler.server_args.model_path
         first_head = self._rank * scheduler.model_config.get_total_num_kv_heads() // self._ranks
@@ -258,6 +262,8 @@ def _announce(what: str, taps: QueryTaps | HiddenTaps) -> None:
 def needed(config: KVPolicyConfig) -> tuple[targets.Target, ...]:
     """The functions of SGLang that a scheduler hooks for these policies."""
     chosen: tuple[targets.Target, ...] = targets.SCHEDULER
+    if config.bounds_requests:
+        chosen += targets.ADMISSION
     if config.taps or config.cache_format is not None:
         chosen += (targets.ALLOC_POOLS,)
     if config.taps:

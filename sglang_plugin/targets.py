@@ -33,6 +33,10 @@ def _scheduler(name: str) -> str:
     return f"sglang.srt.managers.scheduler.Scheduler.{name}"
 
 
+def _adder(name: str) -> str:
+    return f"sglang.srt.managers.schedule_policy.PrefillAdder.{name}"
+
+
 def _serving(name: str) -> str:
     return f"sglang.srt.entrypoints.openai.serving_{name}"
 
@@ -98,6 +102,16 @@ SAMPLE = Target(
     ("probs", "sampling_info", "positions", "simple_sampling_case"),
 )
 
+# In the scheduler process, if some policy holds requests to a budget.
+MAX_NEW_TOKENS = Target(_scheduler("init_req_max_new_tokens"), "around", ("self", "req"))
+RUNNING_OFFSET = Target(_adder("_get_running_request_total_token_offset"), "around", ("self", "req"))
+ADD_REQUEST = Target(_adder("add_one_req"), "around", ("self", "req", "has_chunked_req", "truncation_align_size"))
+ADD_CHUNK = Target(_adder("add_chunked_req"), "around", ("self", "req"))
+RETRACTION_ORDER = Target(
+    "sglang.srt.managers.schedule_batch.ScheduleBatch._get_decode_retraction_order", "after", ("reqs",)
+)
+ADD_TO_QUEUE = Target(_scheduler("_add_request_to_queue"), "around", ("self", "req", "is_retracted"))
+
 # In the scheduler process, if some policy reads more than the cache.
 ALLOC_POOLS = Target("sglang.srt.model_executor.model_runner.ModelRunner.alloc_memory_pool", "after", ("self",))
 ATTENTION = Target(
@@ -154,9 +168,10 @@ SCHEDULER = (
     SAMPLING_INFO,
     SAMPLE,
 )
+ADMISSION = (MAX_NEW_TOKENS, RUNNING_OFFSET, ADD_REQUEST, ADD_CHUNK, RETRACTION_ORDER, ADD_TO_QUEUE)
 TAPS = (ALLOC_POOLS, MAX_PREFIX, ATTENTION)
 PACKED = (POOL_CLASS, CELL_SIZE, POOL_SIZES, FREE_SLOTS, CLEAR_SLOTS)
-ALL = (*LOAD, *LAUNCHER, *SCHEDULER, *TAPS, *PACKED)
+ALL = (*LOAD, *LAUNCHER, *SCHEDULER, *ADMISSION, *TAPS, *PACKED)
 
 Hooks = dict[Target, Callable[..., Any]]
 _installed: dict[Target, Callable[..., Any]] = {}

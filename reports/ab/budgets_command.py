@@ -100,14 +100,13 @@ def _choices(args: argparse.Namespace) -> list[Choice]:
 
 def _allowed(name: str, period: int) -> Callable[[int], bool]:
     """Whether a policy works with a budget, of policies that cut budget + period back to the budget."""
-    from kvpolicy.policies.base import Policy
     from kvpolicy.policies.registry import policy_type
 
     try:
         policy = policy_type(name)()
     except (ValueError, TypeError) as error:  # not known, or with options that have no default
         raise AbError(f"--policy: {error}.") from error
-    if type(policy).due is not Policy.due or type(policy).n_keep is not Policy.n_keep:
+    if policy.most_resident(1, period) is None:
         raise AbError(f"--policy {name} does not cut its cache back to a budget; name another one.")
 
     def allowed(budget: int) -> bool:

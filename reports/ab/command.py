@@ -57,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs.add_argument("--no-chat-template", action="store_true", help="for a model that is no chat model")
     runs.add_argument("--batch-size", default="auto", help="of lm-eval (auto: all requests at once)")
     runs.add_argument(
-        "--chunk", type=int, metavar="N", help="problems of one run of lm-eval, so that less is lost; needs --subset"
+        "--chunk",
+        type=int,
+        metavar="N",
+        help="problems of one run of lm-eval, so that less is lost; arms take turns; needs --subset",
     )
     runs.add_argument("--plan", type=Path, metavar="FILE", help="of the confirm part (default: FOLDER/plan.json)")
 
@@ -85,7 +88,9 @@ def _run(arms: Sequence[ArmSpec], args: argparse.Namespace, console: Console) ->
     if not ours:
         return None if args.plan is None else _plan_of(arms, args.plan)
     settings = _settings(args)
-    jobs = [job for arm in ours for job in jobs_of(arm, settings, args.out, args.chunk)]
+    # All arms' first problems before anyone's second: what an interruption leaves can be compared.
+    rounds = zip(*(jobs_of(arm, settings, args.out, args.chunk) for arm in ours), strict=True)
+    jobs = [job for of_all_arms in rounds for job in of_all_arms]
     if args.split != "confirm":
         run_all(jobs, lambda _: None, console)
         return None

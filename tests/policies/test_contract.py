@@ -220,3 +220,20 @@ def test_an_eviction_is_due_one_period_above_the_budget_and_cuts_to_it(row: Row)
 def test_the_others_are_never_due(row: Row) -> None:
     policy = row.build()
     assert not any(policy.due(resident, 100, 64) for resident in (99, 164, 100_000))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_request_holds_no_more_than_promised_once_it_was_evicted_from(row: Row) -> None:
+    """400 tokens of a prompt and 2000 steps: where no number is promised, there is none."""
+    policy, budget = row.build(), 128
+    resident, evicted, held = 400, 0, []
+    for _ in range(2000):
+        if evicted:
+            held.append(resident)
+        if policy.due(resident, budget, PERIOD, evicted=evicted):
+            kept = policy.n_keep(resident, budget, evicted=evicted)
+            resident, evicted = kept, evicted + resident - kept
+        resident += 1
+    most = policy.most_resident(budget, PERIOD)
+    assert (most is None) == (not held or held[-1] > budget + PERIOD)
+    assert most is None or max(held) == most
