@@ -104,7 +104,7 @@ class Noise:
     def _axes(self, *counters: int) -> list[torch.Tensor]:
         """Keys that broadcast to ``[L, *counters]``."""
         rank = 1 + len(counters)
-        axes = [torch.tensor(self.layers, device=self.device).view(-1, *[1] * (rank - 1))]
+        axes = [torch.tensor(self.layers).to(self.device, non_blocking=True).view(-1, *[1] * (rank - 1))]
         for axis, size in enumerate(counters, start=1):
             axes.append(torch.arange(size, device=self.device).view(*[1] * axis, size, *[1] * (rank - axis - 1)))
         return axes
@@ -119,7 +119,7 @@ class Noise:
     def uniform(self, heads: int, tokens: int, *, stream: int = 0) -> torch.Tensor:
         """``[L, heads, tokens]`` uniform fp64 in (0, 1); each `stream` is independent of the others."""
         layer, head, token = self._axes(heads, tokens)
-        stream_key = torch.tensor(stream, device=self.device)
+        stream_key = torch.full((), stream, device=self.device)
         return keyed_noise.uniform(self.seed, self.eviction, layer, head + self.first_head, token, stream_key)
 
 

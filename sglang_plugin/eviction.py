@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from kvpolicy.kernels.compact import compact, compact_layers
 from kvpolicy.sglang_plugin.observation import Observation
 from kvpolicy.sglang_plugin.paged_round import Due, PagedRounds, Wanted, groups
@@ -73,10 +75,13 @@ class Evictor:
             cut |= self._compact_together(group)
         if cut:
             seq_lens, seq_lens_cpu = batch.seq_lens.clone(), batch.seq_lens_cpu.clone()
-            for i, kept in cut.items():
-                seq_lens[i].fill_(kept)
-                seq_lens_cpu[i] = kept
+            places, kept_lengths = torch.tensor([*cut.items()]).T
+            seq_lens_cpu[places] = kept_lengths.to(seq_lens_cpu.dtype)
+            on_device = [each.to(seq_lens.device, non_blocking=True) for each in (places, kept_lengths)]
+            seq_lens[on_device[0]] = on_device[1].to(seq_lens.dtype)
             batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = seq_lens, seq_lens_cpu, None
+            if any(residency_of(batch.reqs[i]).offset == lengths[i] - kept for i, kept in cut.items()):
+                batch.batch_is_full = False  # the first eviction since a prefill lets go of the prompt: ask again
 
     @staticmethod
     def _is_ready(req: Any, length: int) -> bool:
@@ -143,8 +148,10 @@ class Evictor:
         members = [due for wanted in group if (due := self._take(wanted)) is not None]
         if members:
             self._rounds.compact(members)
-        for due in members:
-            self._finish(due)
+            self._pools.allocator.free_group_begin()  # slots are given back in one piece
+            for due in members:
+                self._finish(due)
+            self._pools.allocator.free_group_end()
         share = (time.perf_counter() - start) / len(group)
         for wanted in group:
             residency_of(wanted.req).seconds += share

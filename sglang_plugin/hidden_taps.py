@@ -45,7 +45,8 @@ class HiddenTaps:
         self._width = width
         self._newest = torch.zeros(len(self.layers), rows, hidden_size, dtype=dtype, device=device)
         self._change = torch.zeros(len(bands), rows * width, device=device)
-        self._prefill: tuple[torch.Tensor, torch.Tensor] | None = None  # rows of the tokens, first token of each row
+        # Rows of the tokens; the first and the last token of each row.
+        self._prefill: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._awaited: set[int] = set()  # layers that the prefill under way has not passed yet
 
     @classmethod
@@ -91,9 +92,10 @@ class HiddenTaps:
         self._require_recorded()
         lengths = torch.tensor(forward_batch.extend_seq_lens_cpu)
         device = self._change.device
-        rows = forward_batch.req_pool_indices.repeat_interleave(lengths.to(device), output_size=int(lengths.sum()))
-        starts = (lengths.cumsum(0) - lengths).to(device, non_blocking=True)
-        self._prefill, self._awaited = (rows, starts), set(self.layers)
+        ends = lengths.cumsum(0)
+        counts, starts, last = torch.stack([lengths, ends - lengths, ends - 1]).to(device, non_blocking=True)
+        rows = forward_batch.req_pool_indices.repeat_interleave(counts, output_size=int(ends[-1]))
+        self._prefill, self._awaited = (rows, starts, last), set(self.layers)
 
     def record(self, hidden: torch.Tensor, layer: int, forward_batch: Any) -> None:
         """Measure the change in `hidden`, ``[tokens, hidden_size]``, the output of one layer in the pass under way."""
@@ -105,11 +107,10 @@ class HiddenTaps:
         elif layer in self._awaited:
             self._awaited.discard(layer)
             assert self._prefill is not None
-            rows, starts = self._prefill
+            rows, starts, last = self._prefill
             before = hidden.roll(1, dims=0)
             before[starts] = newest[rows[starts]]
-            ends = torch.cat([starts[1:], starts.new_tensor([len(hidden)])]) - 1
-            newest.index_copy_(0, rows[ends], hidden[ends])
+            newest.index_copy_(0, rows[last], hidden[last])
         else:  # SGLang's own dummy prefills, before the first request
             return
         change = torch.linalg.vector_norm(hidden.float() - before.float(), dim=-1)
@@ -125,7 +126,7 @@ class HiddenTaps:
         self._require_recorded()
         known = list(self._bands)
         start = row * self._width
-        return self._change[[known.index(band) for band in bands], start + prompt_len : start + true_len]
+        return torch.stack([self._change[known.index(band), start + prompt_len : start + true_len] for band in bands])
 
     def _require_recorded(self) -> None:
         if self._awaited:

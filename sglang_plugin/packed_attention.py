@@ -90,8 +90,8 @@ class PackedAttention:
             new = slice(start, start + length)
             own_keys, own_values = keys[new], values[new]
             if before:
-                row = forward_batch.req_pool_indices[request]
-                slots = self._req_to_token[row, :before].long()
+                row = forward_batch.req_pool_indices[request : request + 1]  # as an index a scalar makes the host wait
+                slots = self._req_to_token[row, :before][0].long()
                 own_keys = torch.cat([self._read(self._pool.k_buffer[index], slots), own_keys])
                 own_values = torch.cat([self._read(self._pool.v_buffer[index], slots), own_values])
             attended = scaled_dot_product_attention(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
+
 from kvpolicy import __version__
 from kvpolicy.policies.reading import ReadingPolicy
 from kvpolicy.sglang_plugin import support, targets
@@ -160,7 +162,8 @@ class Runtime:
 
     def after_alloc_rows(self, rows: list[int] | None, pool: Any, need_size: int) -> None:
         if rows and self.pools is not None and pool is self.pools.rows:
-            self.pools.offsets[rows] = 0
+            offsets = self.pools.offsets
+            offsets.index_fill_(0, torch.tensor(rows).to(offsets.device, non_blocking=True), 0)
 
     def after_init_forward(self, forward_batch: Any, _cls: type, batch: Any, model_runner: Any, **_: Any) -> None:
         """Rotate each new token by its true position, not by its place in the shortened row."""

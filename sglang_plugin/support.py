@@ -86,6 +86,11 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "enable_multimodal": (False,),
     "disaggregation_mode": ("null",),
 }
+REFUSED_ENVIRONMENT = {
+    "SGLANG_RUST_SERVER": "the Rust server passes on no extra metadata of a response",
+    "SGLANG_USE_HND_KVCACHE": "the KV heads of a token would not lie next to each other",
+    "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": "the pool would grow after the policies were bound to its buffers",
+}
 ARCHITECTURES = (
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
@@ -111,8 +116,9 @@ def check_options(server_args: Any) -> None:
     import msgspec
     from sglang.srt.environ import envs
 
-    if envs.SGLANG_RUST_SERVER.get():
-        raise _unsupported("SGLANG_RUST_SERVER=1", "the Rust server passes on no extra metadata of a response")
+    for variable, reason in REFUSED_ENVIRONMENT.items():
+        if getattr(envs, variable).get():
+            raise _unsupported(f"{variable}=1", reason)
     groups: dict[str, str] = type(server_args)._NS_BY_FIELD
     for field in msgspec.structs.fields(type(server_args)):
         name, value = field.name, getattr(server_args, field.name)

@@ -58,7 +58,12 @@ def hooked(*reqs: Any, pools: Pools, taps: Any = None, hidden: Any = None) -> An
     """The batch of these requests, after the hook ran."""
     lengths = torch.tensor([req.kv.kv_committed_len for req in reqs])
     batch = SimpleNamespace(
-        reqs=list(reqs), is_empty=lambda: not reqs, seq_lens=lengths, seq_lens_cpu=lengths.clone(), seq_lens_sum=1
+        reqs=list(reqs),
+        is_empty=lambda: not reqs,
+        seq_lens=lengths,
+        seq_lens_cpu=lengths.clone(),
+        seq_lens_sum=1,
+        batch_is_full=True,
     )
     evictor(pools, taps, hidden).before_decode(batch)
     return batch

@@ -75,6 +75,12 @@ def test_each_request_is_cut_to_its_own_budget_when_its_own_period_is_over() -> 
                 assert torch.equal(now[layer][start : start + kept], newest)
 
 
+@pytest.mark.parametrize(("offset", "full"), [(0, False), (3, True)])
+def test_the_first_eviction_after_a_prefill_lets_the_scheduler_look_for_room(offset: int, full: bool) -> None:
+    batch = before_decode(request(1, 14, settings(10, 4), offset=offset), request(2, 10, settings(10, 4)))
+    assert batch.batch_is_full is full
+
+
 def test_only_a_request_that_is_cut_has_an_eviction_and_the_time_it_took() -> None:
     cut, left = request(1, 14, settings(10, 4)), request(2, 13, settings(10, 4))
     before_decode(cut, left)

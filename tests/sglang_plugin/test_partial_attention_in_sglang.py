@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,9 +85,18 @@ def test_the_hook_takes_what_sglang_calls_attention_with() -> None:
     assert ours[3:] == [name for name in own if name != "self"]
 
 
-def test_sglang_s_plain_backend_works_on_a_part_of_its_batch() -> None:
-    """The real `TorchNativeAttnBackend` in place of the stand-in, on the same pools."""
-    native = pytest.importorskip("sglang.srt.layers.attention.torch_native_backend").TorchNativeAttnBackend
+@pytest.mark.parametrize(
+    "path",
+    [
+        "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend",
+        "kvpolicy.sglang_plugin.cpu_attention.CPUAttentionBackend",
+    ],
+    ids=["torch_native", "kvp_cpu"],
+)
+def test_a_backend_of_the_cpu_works_on_a_part_of_its_batch(path: str) -> None:
+    """The real backend in place of the stand-in, on the same pools."""
+    pytest.importorskip("sglang")
+    kind = pkgutil.resolve_name(path)
     base = pytest.importorskip("sglang.srt.layers.attention.base_attn_backend").AttentionBackend
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -97,7 +107,7 @@ def test_sglang_s_plain_backend_works_on_a_part_of_its_batch() -> None:
         set_kv_buffer=lambda layer, where, k, v: engine.pools.set_kv_buffer(layer, where.loc, k, v),
     )
     rows = SimpleNamespace(req_to_token=engine.pools.table)
-    backend = native(SimpleNamespace(device="cpu", req_to_token_pool=rows, token_to_kv_pool=pool))
+    backend = kind(SimpleNamespace(device="cpu", req_to_token_pool=rows, token_to_kv_pool=pool))
     reqs = [engine.request(1, QUEST, 30), engine.request(2, FULL, 9), engine.request(3, QUEST, 8)]
     batch = engine.batch(reqs)
     batch.forward_mode, batch.encoder_lens, batch.encoder_out_cache_loc = ForwardMode.DECODE, None, None
@@ -107,7 +117,7 @@ def test_sglang_s_plain_backend_works_on_a_part_of_its_batch() -> None:
         req.keys, req.values = (torch.cat([t, new[n, :, i, None]], 1) for n, t in enumerate((req.keys, req.values)))
     for number in range(LAYERS):
         attention = layer(number)
-        attention.is_cross_attention, attention.sliding_window_size = False, -1
+        attention.is_cross_attention, attention.sliding_window_size, attention.attn_type = False, -1, "decoder"
         attention.tp_k_head_num = KV_HEADS
         q = engine.draw(3, HEADS, HEAD_DIM)
         output = engine.partial.around(

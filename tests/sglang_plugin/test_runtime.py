@@ -64,14 +64,19 @@ def running(config: KVPolicyConfig, taps: Any = None) -> Runtime:
 def test_every_target_has_its_hook() -> None:
     assert set(plugin.LOAD_HOOKS) == set(targets.LOAD)
     assert set(launcher.HOOKS) == set(targets.LAUNCHER)
-    assert set(Runtime(READING).hooks()) == {*targets.SCHEDULER, *targets.TAPS}
+    assert set(Runtime(READING).hooks()) == {*targets.SCHEDULER, *targets.ADMISSION, *targets.TAPS}
 
 
 @pytest.mark.parametrize("config", [PLAIN, READING], ids=["no queries", "queries"])
 def test_queries_are_recorded_only_for_a_policy_that_reads_them(config: KVPolicyConfig) -> None:
     hooked = Runtime(config).hooks().keys()
-    assert hooked >= set(targets.SCHEDULER)
-    assert hooked - set(targets.SCHEDULER) == (set(targets.TAPS) if config is READING else set())
+    always = {*targets.SCHEDULER, *targets.ADMISSION}
+    assert hooked >= always
+    assert hooked - always == (set(targets.TAPS) if config is READING else set())
+
+
+def test_admission_is_sglangs_own_where_no_policy_bounds_a_request() -> None:
+    assert not Runtime(KVPolicyConfig("full|quest", budget=256)).hooks().keys() & set(targets.ADMISSION)
 
 
 @pytest.mark.parametrize("config", [PLAIN, READING], ids=["no queries", "queries"])

@@ -19,6 +19,17 @@ def server_args() -> ModuleType:
     return pytest.importorskip("sglang.srt.server_args")
 
 
+@pytest.mark.parametrize("variable", support.REFUSED_ENVIRONMENT)
+def test_variables_that_change_the_server_or_the_pool_are_refused(
+    server_args: ModuleType, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    arguments = server_args.ServerArgs(model_path="none", device="cpu")
+    support.check_options(arguments)
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(KVPolicyError, match=f"{variable}=1: {support.REFUSED_ENVIRONMENT[variable]}"):
+        support.check_options(arguments)
+
+
 GENERIC = "eviction was not made to work with that option; leave it at"
 
 
