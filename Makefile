@@ -30,8 +30,11 @@ test: test-unit test-engine  ## all tests, engines included (SGLang starts sever
 test-unit: $(READY)  ## the tests that start no engine, on all cores (twelve minutes on two slow ones)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not engine" --numprocesses auto --durations=10
 
-test-engine: $(READY)  ## the tests that start SGLang
-	$(BIN)/python -m pytest -m engine --durations=10
+# Two engines at a time, of one thread each: more threads than cores would slow each other down many times.
+test-engine: $(READY)  ## the tests that start SGLang, on two cores
+	$(BIN)/python examples/smollm2_checkpoint.py out/models/SmolLM2-135M-Instruct
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "engine and not alone" --numprocesses 2 --dist loadfile --durations=20
+	$(BIN)/python -m pytest -m "engine and alone" --durations=10
 
 test-gpu: $(READY)  ## the tests that need a CUDA device; all are skipped where there is none
 	$(BIN)/python -m pytest -m gpu
@@ -66,6 +69,12 @@ ablation: $(READY)  ## VaSE's claim: loops, garbage and KL to the full cache per
 
 fidelity: $(READY)  ## how far each low-bit cache moves a model from its own output (MODEL=, QUICK=1, ARGS=)
 	$(BIN)/python benchmarks/quant_fidelity.py $(if $(QUICK),--quick) $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+stress: $(READY)  ## 2,000 seeded requests at once against a real server, in 20 minutes (QUICK=1: 200; ARGS=)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/stress.py $(if $(QUICK),--quick) $(ARGS)
+
+capacity: $(READY)  ## requests that one pool serves at once, with a policy and without (4 minutes; ARGS=)
+	$(BIN)/python benchmarks/capacity.py $(ARGS)
 
 check: lint typecheck test  ## all that CI runs
 

@@ -1,4 +1,4 @@
-"""Helpers of the engine tests: checkpoints, engines, prompts. Only one engine is alive at a time."""
+"""Helpers of the engine tests: checkpoints, engines, prompts. A test has one engine alive at a time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SUPPORT = Path(__file__).parent / "support"
 MODELS = ROOT / "out" / "models"
+
+# Number of the process that runs these tests, where several share them.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 # SGLang's own checks for leaked and doubly freed slots, at every step.
 CHECKS = {
@@ -77,6 +80,7 @@ def engine(model: Path, environment: dict[str, str] | None = None, **arguments: 
             "max_total_tokens": 8192,
             "log_level": "error",
             "sleep_on_idle": True,
+            "port": 30_000 + 2000 * _WORKER,  # engines derive the ports between their processes from it
         }
         running = sglang.Engine(model_path=str(model), **{**defaults, **arguments})
     finally:

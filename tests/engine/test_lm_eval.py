@@ -44,6 +44,8 @@ def test_the_demo_evaluates_and_says_what_happened_to_the_cache(tmp_path: Path) 
     (task,) = json.loads(numbers.read_text())["tasks"]
     assert task["evictions"] == sum(sample["kv_policy"]["evictions"] for sample in samples)
 
+pytestmark = pytest.mark.alone
+
 
 def test_the_literal_command_needs_no_argument_of_ours_but_policy_and_budget(smollm2: Path, tmp_path: Path) -> None:
     """lm-eval passes device=cuda and turns chunked prefill off; nothing in the command makes up for it.

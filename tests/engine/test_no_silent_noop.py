@@ -131,6 +131,7 @@ def test_hooks_that_fail_in_the_launching_process_stop_the_server(label: str, br
         assert_refused(result, named(IN_THE_SERVER[label]))
 
 
+@pytest.mark.alone
 def test_lm_eval_stops_too(tiny: Path) -> None:
     target = targets.UPDATE_BATCH
     arguments = f"pretrained={tiny},kv_policy=vase-dkv,kv_budget=128"

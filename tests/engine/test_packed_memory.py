@@ -8,6 +8,8 @@ from typing import Any
 import harness
 import pytest
 
+pytestmark = pytest.mark.alone
+
 FRACTION = 0.05  # of main memory, for weights and cache
 
 
