@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib.resources
-import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
 
+from kvpolicy.reports.text_input import TextError, file_text, sample_text
+
 if TYPE_CHECKING:
     from kvpolicy.policies.query_statistics import QueryStatistics
-
-SAMPLE = "lmeval_tasks/gsm8k_sample/gsm8k_sample.jsonl"
 
 _EPILOG = """\
 Loads the model with transformers and reads the text once, with full attention. Of each query head it writes the mean
@@ -81,15 +78,11 @@ def _check_arguments(args: argparse.Namespace) -> None:
 def _text(path: Path | None) -> str:
     """The text of a file, or problems and solutions of the sample, without the marks of GSM8K's calculator."""
     if path is None:
-        lines = (importlib.resources.files("kvpolicy") / SAMPLE).read_text(encoding="utf-8").splitlines()
-        problems = [f"{problem['question']}\n{problem['solution']}" for problem in map(json.loads, lines)]
-        return re.sub(r"<<[^>]*>>", "", "\n\n".join(problems))
+        return sample_text()
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CalibrationError(f"--text {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise CalibrationError(f"--text {path} is not text in UTF-8") from None
+        text = file_text(path)
+    except TextError as error:
+        raise CalibrationError(str(error)) from None
     if not text.strip():
         raise CalibrationError(f"--text {path} is empty")
     return text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.resources
 import importlib.util
 import json
 import os
@@ -20,6 +19,7 @@ from rich.progress import Progress
 
 from kvpolicy.reports.epikv.bands import LEVEL, Bands, Correlation, correlations, propose
 from kvpolicy.reports.epikv.occlusion import BandsError, decoder_layers, hidden_changes, importances, load
+from kvpolicy.reports.text_input import TextError, file_text, sample_problems
 
 SAMPLE = "gsm8k_sample"
 LEAST_TOKENS = 16
@@ -146,15 +146,11 @@ def _measure(args: argparse.Namespace, folder: Path) -> tuple[list[Correlation],
 
 def _text(path: Path | None) -> str:
     if path is None:
-        sample = importlib.resources.files("kvpolicy") / "lmeval_tasks" / SAMPLE / f"{SAMPLE}.jsonl"
-        rows = [json.loads(line) for line in sample.read_text(encoding="utf-8").splitlines()]
-        return "\n\n".join(f"Question: {row['question']}\nAnswer: {row['solution']}" for row in rows)
+        return "\n\n".join(f"Question: {row['question']}\nAnswer: {row['solution']}" for row in sample_problems())
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BandsError(f"--text {path} cannot be read: {error.strerror or error}.") from None
-    except UnicodeDecodeError:
-        raise BandsError(f"--text {path} is not a text in UTF-8.") from None
+        return file_text(path)
+    except TextError as error:
+        raise BandsError(f"{error}.") from None
 
 
 def _document(

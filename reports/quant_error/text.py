@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.resources
-import json
-import re
 from pathlib import Path
 from typing import Any
 
 from kvpolicy.reports.quant_error.capture import QuantErrorError
+from kvpolicy.reports.text_input import TextError, file_text, sample_text
 
-SAMPLE = "lmeval_tasks/gsm8k_sample/gsm8k_sample.jsonl"
 SAMPLE_SOURCE = "24 problems of GSM8K's test split with their solutions (openai/grade-school-math, MIT)"
 # Fewer say nothing of the largest 1 % of a head.
 LEAST_TOKENS = 128
@@ -24,16 +21,11 @@ def read_text(path: Path | None) -> tuple[str, str]:
     QuantErrorError
     """
     if path is None:
-        lines = (importlib.resources.files("kvpolicy") / SAMPLE).read_text(encoding="utf-8").splitlines()
-        problems = [f"{problem['question']}\n{problem['solution']}" for problem in map(json.loads, lines)]
-        return re.sub(r"<<[^>]*>>", "", "\n\n".join(problems)), SAMPLE_SOURCE
+        return sample_text(), SAMPLE_SOURCE
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise QuantErrorError(f"--text {path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise QuantErrorError(f"--text {path} is not text in UTF-8") from None
-    return text, path.name
+        return file_text(path), path.name
+    except TextError as error:
+        raise QuantErrorError(str(error)) from None
 
 
 def token_ids(tokenizer: Any, text: str, source: str, tokens: int) -> list[int]:

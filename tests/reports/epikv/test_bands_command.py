@@ -182,7 +182,7 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"), [(b"short", "has 5 tokens, too few"), (b"\xff\xfe", "not a text in UTF-8")]
+    ("content", "sentence"), [(b"short", "has 5 tokens, too few"), (b"\xff\xfe", "not text in UTF-8")]
 )
 def test_a_text_that_says_too_little_is_refused(
     checkpoint: Path, tmp_path: Path, content: bytes, sentence: str
