@@ -158,6 +158,8 @@ def config_from(arguments: Mapping[str, Any]) -> KVPolicyConfig | None:
     given = {name: value for name, value in arguments.items() if value is not None}
     if "kv_policy" not in given:
         idle = set(given) & set(OF_POLICY) if "kv_quant" in given else set(given)
+        if "kv_quant" in given and not str(given["kv_quant"]).startswith("range-"):
+            idle |= set(given) & {"kv_period"}  # of a range- format it is how many of the newest tokens are protected
         if idle and idle <= set(OF_FORMAT):
             raise KVPolicyError(_idle(name for name in OF_FORMAT if name in idle))
         if idle:

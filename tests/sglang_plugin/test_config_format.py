@@ -60,6 +60,9 @@ ALL_FORMATS = "int8, int4, int2, range-int8, range-int4, range-int2"
         pytest.param(
             {**RANGE, "kv_budget": 512}, "kv_budget would have no effect without kv_policy;", id="budget of no policy"
         ),
+        pytest.param(
+            {"kv_quant": "int4", "kv_period": 32}, "kv_period would have no effect without kv_policy;", id="no period"
+        ),
         pytest.param({**RANGE, "kv_seed": 1}, "kv_seed would have no effect without kv_policy", id="seed of no policy"),
         pytest.param(
             {**RANGE, "kv_trace": "out"}, "kv_trace would have no effect without kv_policy", id="trace of no policy"
