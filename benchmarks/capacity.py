@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +59,10 @@ class Row:
     pool_used_most: float
 
 
-def measure(arm: str, settings: dict[str, Any], args: argparse.Namespace) -> tuple[Row, list[Moment]]:
+Measured = tuple[Row, list[Moment]]
+
+
+def measure(arm: str, settings: dict[str, Any], args: argparse.Namespace) -> Measured:
     """Start an engine with `settings`, and let all requests arrive at once."""
     import sglang
 
@@ -73,7 +79,7 @@ def measure(arm: str, settings: dict[str, Any], args: argparse.Namespace) -> tup
         log_level="error",
         max_total_tokens=args.pool,
         enable_metrics=True,
-        decode_log_interval=1,
+        decode_log_interval=8,  # the gauges are set as often
         **settings,
     )
     try:
@@ -102,6 +108,12 @@ def measure(arm: str, settings: dict[str, Any], args: argparse.Namespace) -> tup
         pool_used_most=max(moment.used for moment in busy) / args.pool,
     )
     return row, moments
+
+
+def in_a_process_of_its_own(measure: Callable[..., Measured], *args: Any) -> Measured:
+    """A second engine of a process cannot register its metrics."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        return executor.submit(measure, *args).result()
 
 
 def table(rows: list[Row]) -> Table:
@@ -150,7 +162,7 @@ def main() -> None:
         provenance = {**conditions(), "model": args.model.name, "dtype": args.dtype}
         for arm, settings in arms.items():
             with console.status(f"{arm}: engine, then {args.requests} requests of {args.tokens} tokens"):
-                row, lines[arm] = measure(arm, settings, args)
+                row, lines[arm] = in_a_process_of_its_own(measure, arm, settings, args)
             rows.append(row)
             with (args.out / "capacity.jsonl").open("a") as file:
                 file.write(json.dumps({**asdict(row), **provenance}) + "\n")

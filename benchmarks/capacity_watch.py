@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-INTERVAL = 0.1  # seconds
+INTERVAL = 0.5  # seconds
 GAUGES = {"running": "sglang:num_running_reqs", "used": "sglang:num_used_tokens"}
 
 

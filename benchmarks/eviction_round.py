@@ -19,12 +19,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from kvpolicy.kernels.compact import PagedTokens, compact_layers
 from kvpolicy.policies.base import Candidates, Noise, Policy
-from kvpolicy.sglang_plugin.arms import parse_arms
+from kvpolicy.sglang_plugin.arms import Arm, parse_arms
+from kvpolicy.sglang_plugin.observation import Observation
+from kvpolicy.sglang_plugin.request_settings import RequestSettings
+from kvpolicy.sglang_plugin.residency import residency_of
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where Python does not put it there (-P, PYTHONSAFEPATH)
 
@@ -65,6 +70,19 @@ class Request:
             for buffer in buffers:
                 buffer[new] = torch.randn(PERIOD, *buffer.shape[1:], device=buffer.device).bfloat16()
 
+    def pools(self) -> Any:
+        """What the plugin's observation asks SGLang's pools for."""
+        keys, values = self.pool
+        bytes_per_token = float(2 * len(keys) * keys[0][0].nbytes)
+        numbers = tuple(range(len(keys)))
+        return SimpleNamespace(
+            keys=keys, values=values, layers=numbers, device=self.row.device, full_bytes_per_token=bytes_per_token
+        )
+
+    def taps(self) -> Any:
+        """What it asks the windows of queries for."""
+        return SimpleNamespace(newest=lambda _row, _true_len, count, layers: self.queries[layers, :, -count:])
+
     def candidates(self, policy: Policy, layers: slice) -> Candidates:
         needs = policy.needs(PERIOD)
         keys, values = (PagedTokens(buffers[layers], self.row) for buffers in self.pool)
@@ -77,10 +95,13 @@ class Request:
 
 
 def together(request: Request, policy: Policy, eviction: int) -> None:
-    """All layers at once."""
-    every = range(len(request.pool[0]))
-    noise = Noise(0, eviction, tuple(every), request.row.device)
-    keep = policy.select(request.candidates(policy, slice(None)), request.kept, PERIOD, noise)
+    """All layers at once, by the calls that the plugin's evictor makes."""
+    req = SimpleNamespace(kv=SimpleNamespace(req_pool_idx=0), origin_input_ids=())
+    state = residency_of(req)
+    state.published, state.evictions = 0, eviction
+    settings = RequestSettings(Arm(policy.name, policy.name, "", policy), request.kept, PERIOD, seed=0)
+    observation = Observation(request.pools(), request.taps(), None, first_head=0)
+    keep = observation.select(req, request.row, request.kept, settings)
     compact_layers(request.pool, request.row, keep, request.row[: request.kept])
 
 

@@ -14,10 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import eviction_round
 from eviction_round import PERIOD, Request, in_a_loop, together
 
-from kvpolicy.policies.base import Policy
+from kvpolicy.policies.base import Candidates, Noise, Policy
 from kvpolicy.policies.random_eviction import RandomEviction
 from kvpolicy.policies.snapkv import SnapKV
 from kvpolicy.policies.vase_dkv import VaseDKV
+from kvpolicy.sglang_plugin import observation
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,20 @@ def test_both_versions_leave_the_same_pool(policy: Policy) -> None:
             version(request, policy, eviction)
         pools.append(torch.stack([torch.stack(buffers) for buffers in request.pool]))
     assert torch.equal(*pools)
+
+
+def test_layers_are_chosen_from_together_as_far_as_the_plugin_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+
+    class Watched(RandomEviction):
+        def select(self, candidates: Candidates, n_keep: int, period: int, noise: Noise) -> torch.Tensor:
+            chosen.append((noise.layers, noise.eviction))
+            return super().select(candidates, n_keep, period, noise)
+
+    together(request_of(96), Watched(), 7)
+    monkeypatch.setattr(observation, "SCRATCH_BYTES", 2 * (96 + PERIOD) * 2 * 2 * 16 * 2)  # of two layers
+    together(request_of(96), Watched(), 8)
+    assert chosen == [((0, 1, 2), 7), ((0, 1), 8), ((2,), 8)]
 
 
 def test_new_tokens_take_the_slots_that_an_eviction_left() -> None:
