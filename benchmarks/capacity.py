@@ -119,8 +119,8 @@ def in_a_process_of_its_own(measure: Callable[..., Measured], *args: Any) -> Mea
 def table(rows: list[Row]) -> Table:
     first = rows[0]
     shown = Table(title=f"{first.requests} requests of {first.tokens} tokens in a pool of {first.pool}")
-    for name in ("arm", "in flight", "most", "retractions", "seconds", "tokens/s", "of stock", "pool used", "most"):
-        shown.add_column(name, justify="left" if name == "arm" else "right", no_wrap=name == "arm")
+    for name in ("arm", "running", "most", "retracted", "seconds", "tokens/s", "of stock", "pool", "most"):
+        shown.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
     for row in rows:
         shown.add_row(
             row.arm,
