@@ -55,13 +55,13 @@ def table(rows: list[Row]) -> Table:
     return shown
 
 
-def read_prompts(model: Path, count: int) -> list[list[int]]:
+def read_prompts(model: Path, count: int, length: int = 96) -> list[list[int]]:
     """Different problems, cut or repeated to the same length, so that a batch decodes in step."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     problems = [json.loads(line)["question"] for line in SAMPLE.read_text().splitlines()]
-    return [(tokenizer.encode(problems[i % len(problems)]) * 8)[:96] for i in range(count)]
+    return [(tokenizer.encode(problems[i % len(problems)]) * length)[:length] for i in range(count)]
 
 
 def arguments() -> argparse.Namespace:

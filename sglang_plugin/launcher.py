@@ -8,7 +8,7 @@ from typing import Any
 from kvpolicy.sglang_plugin import arguments, incoming, lmeval_text, openai_responses, support, targets
 from kvpolicy.sglang_plugin.config import KVPolicyConfig
 from kvpolicy.sglang_plugin.errors import KVPolicyError
-from kvpolicy.sglang_plugin.platform import has_accelerator
+from kvpolicy.sglang_plugin.platform import ATTENTION_BACKEND, activate, has_accelerator
 from kvpolicy.sglang_plugin.report import META_KEY
 from kvpolicy.sglang_plugin.runtime import handshake
 from kvpolicy.sglang_plugin.server_info import launch_report
@@ -51,6 +51,10 @@ def fit_to_machine(keywords: dict[str, Any]) -> None:
         # SGLang sets aside memory for a GPU's activations first, 24 GiB for lm-eval's prefill in one piece:
         # on a small machine less than nothing is left for the cache.
         keywords["mem_fraction_static"] = CPU_MEMORY_FRACTION
+    # SGLang asks no out-of-tree platform for its attention backend if the device is "cpu"; and where pages have several
+    # tokens it runs a Triton kernel, except for backends that it knows by name.
+    if activate() is not None and keywords.get("attention_backend") is None and keywords.get("page_size") in (None, 1):
+        keywords["attention_backend"] = ATTENTION_BACKEND
 
 
 def fit_to_policy(keywords: dict[str, Any], config: KVPolicyConfig | None) -> None:

@@ -6,6 +6,9 @@ import os
 
 import torch
 
+# Of the CPU platform: SGLang's name for the backend in `cpu_attention.py`.
+ATTENTION_BACKEND = "kvp_cpu"
+
 
 def has_accelerator() -> bool:
     """Whether PyTorch sees a device that SGLang serves on (CUDA or ROCm, XPU, NPU, MUSA, MPS)."""

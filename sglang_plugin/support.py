@@ -102,7 +102,7 @@ ARCHITECTURES = (
 
 NO_PREFILL_GRAPH = "set disable_prefill_cuda_graph, and no cuda_graph_backend_prefill or cuda_graph_config against it"
 # Of SGLang's attention backends, those that leave a pool alone which is not theirs.
-PACKED_BACKENDS = ("torch_native", "triton")
+PACKED_BACKENDS = ("torch_native", "triton", "kvp_cpu")
 # Models with a bias in the projection of keys that their configuration does not mention.
 BIASED = ("Qwen2ForCausalLM",)
 

@@ -247,14 +247,3 @@ def test_the_platform_makes_it_the_default_and_known_by_name() -> None:
     assert name in ATTENTION_BACKEND_CHOICES
     platform.init_backend()
     assert ATTENTION_BACKENDS[name] is CPUAttentionBackend
-
-
-@pytest.mark.parametrize(
-    ("page_size", "asked", "chosen"), [(None, None, None), (1, None, None), (16, None, "torch_native"), (16, "x", "x")]
-)
-def test_pages_of_several_tokens_are_for_a_backend_that_sglang_knows(
-    page_size: int | None, asked: str | None, chosen: str | None
-) -> None:
-    arguments = SimpleNamespace(page_size=page_size, attention_backend=asked)
-    TorchCPUPlatform().apply_server_args_defaults(arguments)
-    assert arguments.attention_backend == chosen

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvpolicy.sglang_plugin import launcher
+from kvpolicy.sglang_plugin import launcher, platform
 from kvpolicy.sglang_plugin.config import KVPolicyConfig
 from kvpolicy.sglang_plugin.errors import KVPolicyError
 from kvpolicy.sglang_plugin.runtime import handshake
@@ -17,7 +17,8 @@ CONFIG = KVPolicyConfig("vase-dkv", budget=256)
 
 @pytest.fixture(autouse=True)
 def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "has_accelerator", lambda: False)
+    for module in (launcher, platform):
+        monkeypatch.setattr(module, "has_accelerator", lambda: False)
 
 
 @pytest.fixture
@@ -32,7 +33,11 @@ def test_the_cuda_device_of_lm_eval_becomes_the_cpu_with_one_warning(warnings: l
     keywords = {"device": "cuda:0", "mem_fraction_static": None}
     launcher.fit_to_machine(keywords)
     launcher.fit_to_machine(keywords)
-    assert keywords == {"device": "cpu", "mem_fraction_static": launcher.CPU_MEMORY_FRACTION}
+    assert keywords == {
+        "device": "cpu",
+        "mem_fraction_static": launcher.CPU_MEMORY_FRACTION,
+        "attention_backend": "kvp_cpu",
+    }
     assert warnings == ["device=cuda:0, but there is no GPU here: serving on the CPU."]
 
 
@@ -52,7 +57,27 @@ def test_with_an_accelerator_nothing_is_touched(monkeypatch: pytest.MonkeyPatch)
 def test_memory_that_was_chosen_is_left_alone() -> None:
     keywords = {"device": "cpu", "mem_fraction_static": 0.2}
     launcher.fit_to_machine(keywords)
-    assert keywords == {"device": "cpu", "mem_fraction_static": 0.2}
+    assert keywords["mem_fraction_static"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "chosen"),
+    [
+        ({}, "", "kvp_cpu"),
+        ({"attention_backend": None, "page_size": 1}, "", "kvp_cpu"),
+        ({"attention_backend": "torch_native"}, "", "torch_native"),
+        ({"page_size": 16}, "", None),
+        ({}, "1", None),
+    ],
+    ids=["not given", "none", "chosen", "pages of several tokens", "SGLang's own CPU engine"],
+)
+def test_on_a_cpu_the_attention_backend_is_the_platform_s(
+    given: dict[str, Any], environment: str, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", environment)
+    keywords: dict[str, Any] = {"device": "cpu", **given}
+    launcher.fit_to_machine(keywords)
+    assert keywords.get("attention_backend") == chosen
 
 
 @pytest.mark.parametrize("policy", ["snapkv[window:48]", "full|snapkv[window:48]|vase-dkv"], ids=["alone", "among"])

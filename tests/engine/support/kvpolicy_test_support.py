@@ -50,6 +50,7 @@ def before_forward(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
         "slots": rows[:, :prefix].tolist(),
         "digest": [_digest(runner, row[:prefix].long()) for row in rows],
         "protected": _protected(runner),
+        "attention": type(runner.attn_backend).__name__,
     }
     with Path(os.environ["KVPOLICY_TEST_PROBE"]).open("a") as file:
         file.write(json.dumps(line) + "\n")
