@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from ablation_kl import observe
+from ablation_observer import observe
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from kvpolicy.sglang_plugin.residency import residency_of

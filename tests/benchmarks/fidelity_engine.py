@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import ablation_kl
+import ablation_observer
 import torch
 from quant_fidelity_study import Format
 
@@ -54,7 +54,7 @@ class FakeEngine:
         stop = most if request.get("ignore_eos") else stop_of(prompt, most)
         for step in range(stop + 1):
             row = logits_of(prompt, step, self.chosen.name, self.shift)[None].clone()
-            said = int(ablation_kl.observe(row, [custom], [0])[0].argmax())
+            said = int(ablation_observer.observe(row, [custom], [0])[0].argmax())
             if step < stop:
                 text.append(said)
         return {"output_ids": text, "meta_info": {"kv_policy": self._report(prompt[0])}}

@@ -15,8 +15,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import ablation_kl
+import ablation_observer
 from ablation_free import free_running
-from ablation_kl import EVICTIONS, GREEDY, KL
+from ablation_observer import EVICTIONS, GREEDY, KL
 from ablation_study import Cell, Problem, Refused, Study, prepare, read_problems
 from ablation_table import free_table, kl_table, report
 
@@ -47,10 +48,10 @@ class FakeEngine:
                     arm = custom["kv_policy"]
                     row = self.logits(prompt, step, arm)[None].clone()
                     evictions = 0 if arm == "full" else step // 2
-                    said = int(ablation_kl.observe(row, [custom], [evictions])[0].argmax())
+                    said = int(ablation_observer.observe(row, [custom], [evictions])[0].argmax())
                     if step < stop:
                         text.append(said)
-        folder = Path(customs[0][ablation_kl.STEPS]).parent
+        folder = Path(customs[0][ablation_observer.STEPS]).parent
         self.disk.append(sum(file.stat().st_size for file in folder.iterdir()))
         report = {"retractions": 0, "evictions": 1}
         return [{"output_ids": text, "meta_info": {"kv_policy": report}} for text in texts]
@@ -63,8 +64,8 @@ def cells(*arms: str) -> list[list[dict[str, Any]]]:
 def test_kl_is_that_of_torch() -> None:
     rows = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
     expected = torch.nn.functional.kl_div(rows[1], rows[0], log_target=True, reduction="sum")
-    assert ablation_kl.kl(rows[0], rows[1]) == pytest.approx(float(expected), rel=1e-5)
-    assert ablation_kl.kl(rows[0], rows[0]) == 0
+    assert ablation_observer.kl(rows[0], rows[1]) == pytest.approx(float(expected), rel=1e-5)
+    assert ablation_observer.kl(rows[0], rows[0]) == 0
 
 
 @pytest.mark.parametrize("steps_too_many", [0, 1])
@@ -82,7 +83,7 @@ def test_arms_are_compared_on_the_text_of_the_full_cache(steps_too_many: int) ->
         kls = []
         for step in range(steps):
             rows = [engine.logits(PROMPTS[prompt], step, name).log_softmax(-1) for name in ("full", "evict")]
-            kls.append(ablation_kl.kl(rows[0], rows[1]))
+            kls.append(ablation_observer.kl(rows[0], rows[1]))
         assert kls[:2] == [0, 0]
         assert arm["kl_all"] == pytest.approx(np.mean(kls))
         assert arm["kl_after"] == pytest.approx(np.mean(kls[2:]))
@@ -108,7 +109,7 @@ def test_a_step_that_is_counted_twice_is_noticed() -> None:
         def generate(self, ids: list[list[int]], parameters: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for request in parameters:
                 custom = request["custom_params"]
-                ablation_kl.observe(torch.randn(1, VOCABULARY), [custom], [0])
+                ablation_observer.observe(torch.randn(1, VOCABULARY), [custom], [0])
             return super().generate(ids, parameters)
 
     with pytest.raises(AssertionError):
