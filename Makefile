@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: help demo test test-unit test-engine test-gpu lint typecheck bench bench-round bench-select bench-kernels \
-	bench-epikv methods ablation fidelity check clean
+	bench-epikv bench-cpu methods ablation fidelity stress capacity check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,9 @@ bench-kernels: $(READY)  ## bandwidth of the paged kernels, and whole rounds, on
 
 bench-epikv: $(READY)  ## memory of EpiKV's score against a matrix of attention, by length
 	$(BIN)/python benchmarks/epikv_memory.py $(ARGS)
+
+bench-cpu: $(READY)  ## decoding on a CPU: the platform's attention against SGLang's own (10 minutes; ARGS=)
+	$(BIN)/python benchmarks/attention_backends.py $(ARGS)
 
 methods: $(READY)  ## every method on the same GSM8K problems, through lm-eval in one engine (MODEL=, ARGS=)
 	$(BIN)/python benchmarks/methods.py $(if $(MODEL),--model $(MODEL)) $(ARGS)

@@ -44,6 +44,7 @@ def test_the_demo_evaluates_and_says_what_happened_to_the_cache(tmp_path: Path) 
     (task,) = json.loads(numbers.read_text())["tasks"]
     assert task["evictions"] == sum(sample["kv_policy"]["evictions"] for sample in samples)
 
+
 pytestmark = pytest.mark.alone
 
 
