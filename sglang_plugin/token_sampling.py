@@ -48,6 +48,18 @@ class TokenSampling:
             info.sampling_seed = seeds
         if not self._in_use:
             return tokens, mask
-        weights = probs if simple else filtered_weights(probs, info.top_ks, info.top_ps, info.min_ps)
-        seeded = sample_tokens(weights, seeds, positions).to(tokens.dtype)
-        return torch.where(seeds == NO_SEED, tokens, seeded), mask and mask._replace(selected_weight=None)
+
+        def drawn(rows: Any) -> torch.Tensor:
+            weights = probs[rows]
+            if not simple:
+                weights = filtered_weights(weights, info.top_ks[rows], info.top_ps[rows], info.min_ps[rows])
+            return sample_tokens(weights, seeds[rows], positions[rows]).to(tokens.dtype)
+
+        seeded = seeds != NO_SEED
+        # A look at the seeds waits for nothing on a CPU, and sorting a vocabulary takes long there.
+        if tokens.device.type == "cpu":
+            rows = seeded.nonzero().flatten()
+            chosen = tokens.index_copy(0, rows, drawn(rows))
+        else:
+            chosen = torch.where(seeded, drawn(slice(None)), tokens)
+        return chosen, mask and mask._replace(selected_weight=None)
