@@ -28,7 +28,7 @@ def test_the_quick_decoding_benchmark_measures_stock_and_policies(tiny: Path, tm
         env={**os.environ, "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
-        timeout=480,
+        timeout=900,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]
@@ -59,7 +59,7 @@ def test_the_capacity_benchmark_lets_more_requests_in_with_a_policy(tiny: Path, 
         env={**os.environ, "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
-        timeout=480,
+        timeout=900,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]

@@ -38,7 +38,7 @@ def run(command: list[object], sabotage: str | None) -> subprocess.CompletedProc
     if sabotage is not None:
         environment["KVPOLICY_TEST_SABOTAGE"] = sabotage
     return subprocess.run(
-        [str(part) for part in command], env=environment, capture_output=True, text=True, timeout=240, check=False
+        [str(part) for part in command], env=environment, capture_output=True, text=True, timeout=600, check=False
     )
 
 

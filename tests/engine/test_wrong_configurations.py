@@ -170,7 +170,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
 def test_command_lines_end_with_the_sentence_and_not_with_a_call_stack(command: list[object]) -> None:
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=180, check=False)
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=400, check=False)
     assert result.returncode != 0
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("kvpolicy: kv_policy 'vase-dvk' is not known; did you mean 'vase-dkv'?"), result.stderr
