@@ -52,7 +52,7 @@ def assert_refused(result: subprocess.CompletedProcess[str], sentence: str) -> N
 @pytest.mark.parametrize("how", ["missing", "signature"])
 @pytest.mark.parametrize(
     "target",
-    targets.SCHEDULER + targets.TAPS + targets.PACKED + targets.LAUNCHER,
+    targets.SCHEDULER + targets.ADMISSION + targets.TAPS + targets.PACKED + targets.LAUNCHER,
     ids=lambda target: target.path.rsplit(".", 1)[1],
 )
 def test_a_changed_function_is_found_before_a_process_is_started(
@@ -73,7 +73,7 @@ def test_a_changed_function_is_found_before_a_process_is_started(
     assert f"tested with SGLang {targets.TESTED_SGLANG}" in str(caught.value)
 
 
-SCHEDULER = targets.SCHEDULER + targets.TAPS + targets.PACKED
+SCHEDULER = targets.SCHEDULER + targets.ADMISSION + targets.TAPS + targets.PACKED
 # Which hooks fail, and in a start of what. A start costs a minute on a slow machine; that each target is missed on its
 # own is tested above, and in tests/sglang_plugin/test_targets.py.
 IN_THE_SCHEDULER = {
