@@ -35,6 +35,7 @@ from conditions import conditions
 ROOT = Path(__file__).parents[1]
 STOCK = "stock SGLang"
 LONGEST_PROMPT = 128
+WIDTH = 100  # of the table
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,11 @@ def main() -> None:
             with (args.out / "capacity.jsonl").open("a") as file:
                 file.write(json.dumps({**asdict(row), **provenance}) + "\n")
     draw(lines, args.pool, args.out / "capacity.png")
-    Console().print(table(rows))
-    Console().print(f"{args.out / 'capacity.png'} shows both over time", highlight=False)
+    shown = Console(highlight=False)
+    if shown.width < WIDTH:
+        shown = Console(highlight=False, width=WIDTH)
+    shown.print(table(rows))
+    shown.print(f"{args.out / 'capacity.png'} shows both over time", soft_wrap=True)
 
 
 def random_model(folder: Path) -> Path:
