@@ -76,7 +76,12 @@ class Request:
         bytes_per_token = float(2 * len(keys) * keys[0][0].nbytes)
         numbers = tuple(range(len(keys)))
         return SimpleNamespace(
-            keys=keys, values=values, layers=numbers, device=self.row.device, full_bytes_per_token=bytes_per_token
+            keys=keys,
+            values=values,
+            layers=numbers,
+            device=self.row.device,
+            packed=None,
+            full_bytes_per_token=bytes_per_token,
         )
 
     def taps(self) -> Any:

@@ -115,8 +115,7 @@ def compact_layers(
 ) -> None:
     """:func:`compact` for all layers of keys and values; waits for the device, so meant for CPUs.
 
-    What does not depend on the layer or the pool is done once; the oldest tokens, as far as every layer and head leaves
-    them in their slots, are not touched; heads are read apart and written together, for they share a destination.
+    What does not depend on the layer or the pool is done once, and what is in its slot already is not touched.
 
     Parameters
     ----------
@@ -132,23 +131,46 @@ def compact_layers(
     assert destination.shape == (n_keep,), f"{destination.shape = } must be {(n_keep,)}"
     head = torch.arange(heads, device=row.device)[:, None]
     source = (row * heads).index_select(0, keep.flatten()).view(keep.shape) + head  # rows of single heads
-    moved = (source != destination * heads + head).flatten(0, 1).any(dim=0).nonzero()
-    if len(moved) == 0:
-        return
-    first = int(moved[0])
-    destination = destination[first:]
-    rows = source[..., first:].transpose(1, 2).flatten(1)  # [L, K * H], token by token
+    target = destination * heads + head
+    moved = source != target
+    count = int(moved.count_nonzero())
+    if count > moved.numel() // 2:
+        _move_tokens(pools, source, destination, moved)
+    elif count > 0:
+        _move_rows(pools, source, target, moved)
+
+
+def _move_rows(
+    pools: Sequence[Sequence[torch.Tensor]], source: torch.Tensor, target: torch.Tensor, moved: torch.Tensor
+) -> None:
+    """Move the rows of single heads for which `moved` (``[L, H, K]``) is true."""
+    counts = moved.sum(dim=(1, 2)).tolist()
+    sources = source[moved].split(counts)
+    targets = target.expand(moved.shape)[moved].split(counts)
     for buffers in pools:
-        word = _longest_word(buffers)
-        kept = buffers[0].new_empty(rows.shape[1], buffers[0].shape[2])
+        word = _longest_word(buffers, buffers[0].shape[2:].numel())
+        for buffer, from_rows, to_rows in zip(buffers, sources, targets, strict=True):
+            rows = buffer.flatten(0, 1)
+            rows.view(word).index_put_((to_rows,), rows.index_select(0, from_rows).view(word))
+
+
+def _move_tokens(
+    pools: Sequence[Sequence[torch.Tensor]], source: torch.Tensor, destination: torch.Tensor, moved: torch.Tensor
+) -> None:
+    """Move whole tokens, from the first on that any layer or head moves: heads are read apart and written together."""
+    first = int(moved.flatten(0, 1).any(dim=0).nonzero()[0])
+    destination = destination[first:]
+    sources = source[..., first:].transpose(1, 2).flatten(1)  # [L, K * H], token by token
+    for buffers in pools:
+        word = _longest_word(buffers, buffers[0].shape[1:].numel())
+        kept = buffers[0].new_empty(sources.shape[1], buffers[0].shape[2])
         words = kept.view(len(destination), -1).view(word)
-        for buffer, of_layer in zip(buffers, rows, strict=True):
-            torch.index_select(buffer.flatten(0, 1), 0, of_layer, out=kept)
+        for buffer, from_rows in zip(buffers, sources, strict=True):
+            torch.index_select(buffer.flatten(0, 1), 0, from_rows, out=kept)
             buffer.flatten(1).view(word).index_put_((destination,), words)
 
 
-def _longest_word(buffers: Sequence[torch.Tensor]) -> torch.dtype:
-    """What a token of these buffers can be cut into, all heads together, so that few numbers have to be moved."""
-    token_bytes = buffers[0].shape[1:].numel() * buffers[0].itemsize
-    common = math.gcd(token_bytes, *(buffer.storage_offset() * buffer.itemsize for buffer in buffers))
+def _longest_word(buffers: Sequence[torch.Tensor], width: int) -> torch.dtype:
+    """What `width` numbers of these buffers can be cut into, so that few words have to be moved."""
+    common = math.gcd(width * buffers[0].itemsize, *(buffer.storage_offset() * buffer.itemsize for buffer in buffers))
     return next(word for word in WORDS if common % word.itemsize == 0)

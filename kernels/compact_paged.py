@@ -32,8 +32,9 @@ def compact_paged(pools: Sequence[Pool], rows: Rows, keep: torch.Tensor, destina
         Distinct. They may be slots of its own row in any order, or of any other row's if rows are staged.
     in_place : bool
         The caller's word that each request's destination is the beginning of its own row (``destination ==
-        row[:n_keep]``) and that its `keep` ascends, as at every eviction but a request's first. Moved tile after tile,
-        no row is then written before it was read. It is not checked: that would wait for the device. False is right
+        row[:n_keep]``), as at every eviction but a request's first, and that its `keep` ascends or comes from
+        :func:`kvpolicy.kernels.fill_places.fill_places`. Moved tile after tile, no row is then written before it was
+        read, and rows that stay are left alone. It is not checked: that would wait for the device. False is right
         always, and costs twice the traffic: rows are staged, that is, first copied aside, those of all requests in as
         many layers at a time as fit into `STAGE_BYTES`, then into their slots.
     """

@@ -57,6 +57,8 @@ def _compact_kernel(
         p_staged = p_stage + (o_rank.to(tl.int64) * W)[:, None] + o_word
         if USE_POOL_READ:
             b_token = tl.load(p_keep + o_rank, mask=m_rank, other=0)
+            if USE_POOL_WRITE:  # in place: a row that is where it belongs is not moved
+                m_word = m_word & (b_token != o_rank)[:, None]
             b_slot = tl.load(p_slots + b_token, mask=m_rank, other=0)
             b_words = tl.load(p_pool + ((b_slot * H + i_head) * W)[:, None] + o_word, mask=m_word)
         else:

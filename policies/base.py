@@ -144,8 +144,9 @@ class Candidates:
     true_len : tokens computed so far; the newest stands at position ``true_len - 1``.
     previous_len : `true_len` at the last eviction, 0 before the first.
 
-    Rows are in age order per head: row 0 is the oldest token that this head still holds, so the
-    attention sinks of a policy that keeps them are rows ``0 .. sinks - 1`` for good.
+    Rows are in age order per head: row 0 is the oldest token that this head still holds, so the attention sinks of a
+    policy that keeps them are rows ``0 .. sinks - 1`` for good. For a policy that :meth:`Policy.reads_order` says does
+    without, only these and the newest `period` are where their age puts them.
     """
 
     shape: tuple[int, int, int]
@@ -202,6 +203,14 @@ class Policy(ABC):
     def needs(self, period: int) -> Needs:
         """What :meth:`select` reads, for an eviction every `period` tokens."""
         return Needs()
+
+    def reads_order(self, period: int) -> bool:
+        """Whether a choice depends on the order of the tokens between its sinks and the `period` newest ones.
+
+        If not, kept tokens stay in their places (:mod:`kvpolicy.kernels.fill_places`), and an eviction moves as many
+        as it evicts in place of nearly all. Random numbers belong to places then.
+        """
+        return True
 
     def forced(self, period: int) -> int:
         """Tokens kept whatever their score (sinks + recent); the budget must exceed them."""
@@ -276,6 +285,6 @@ class Policy(ABC):
         """Choose the tokens to keep.
 
         Returns int64 ``[L, H_kv, n_keep]``: per layer and head distinct indices into ``0 .. N - 1``,
-        ascending (age order). A policy may return fewer than `n_keep`, the same number for all heads.
+        ascending. A policy may return fewer than `n_keep`, the same number for all heads.
         Deterministic given `noise`; must not modify `candidates`.
         """

@@ -62,6 +62,10 @@ class CurDKV(ScoredPolicy):
         return noise.normal(head_dim, self.rank, redraw=False) / math.sqrt(self.rank)
 
     @property
+    def scores_each_alone(self) -> bool:
+        return self.variant == "fixed"
+
+    @property
     def has_kernels(self) -> bool:
         return self.variant == "fixed" and self.rank <= LARGEST_RANK
 

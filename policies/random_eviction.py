@@ -29,6 +29,10 @@ class RandomEviction(ScoredPolicy):
     )
 
     @property
+    def scores_each_alone(self) -> bool:
+        return True
+
+    @property
     def has_kernels(self) -> bool:
         return True
 

@@ -19,7 +19,7 @@ def keep_highest(
 ) -> torch.Tensor:
     """Indices of the `n_keep` highest scores per row, sinks and recent tokens always among them.
 
-    Of tokens with equal scores the oldest are kept, on any device. A score that is NaN counts as the highest of all
+    Of tokens with equal scores the first are kept, on any device. A score that is NaN counts as the highest of all
     but the sinks' and the recent tokens': what such a token does to the output is for the model to show.
 
     Parameters
@@ -116,6 +116,14 @@ class ScoredPolicy(Policy):
 
     sinks: int = 4
     recent: int | None = None
+
+    @property
+    def scores_each_alone(self) -> bool:
+        """Whether a token's score depends on nothing but its own key and value and on random numbers."""
+        return False
+
+    def reads_order(self, period: int) -> bool:
+        return not self.scores_each_alone or self.recent_count(period) > period
 
     def recent_count(self, period: int) -> int:
         """Tokens of the recent window for an eviction every `period` tokens."""

@@ -41,6 +41,10 @@ class EvictLargeRange(ScoredPolicy):
         return Needs(values=True)
 
     @property
+    def scores_each_alone(self) -> bool:
+        return True
+
+    @property
     def has_kernels(self) -> bool:
         return self.measure == "range"
 

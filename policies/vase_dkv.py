@@ -24,8 +24,8 @@ class VaseDKV(ScoredPolicy):
     the stochastic part: a token that one projection misses can survive the next.
 
     The published score is divided by its sum over the candidates, which changes no ranking within
-    a head, and is left out here. Kept tokens stay in age order, where the published code keeps
-    order of selection; without pooling the two select alike.
+    a head, and is left out here. Kept tokens stay in their places, where the published code puts them
+    in order of selection; without pooling the two select alike.
 
     Parameters
     ----------
@@ -55,6 +55,10 @@ class VaseDKV(ScoredPolicy):
     def drawn_projection(self, head_dim: int, noise: Noise) -> torch.Tensor:
         """``[L, head_dim, rank]`` fp32 of this eviction."""
         return noise.normal(head_dim, self.rank, redraw=self.projection == "redrawn") / math.sqrt(self.rank)
+
+    @property
+    def scores_each_alone(self) -> bool:
+        return True
 
     @property
     def has_kernels(self) -> bool:

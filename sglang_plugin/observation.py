@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kvpolicy.kernels.compact import PagedTokens
+from kvpolicy.kernels.fill_places import fill_places
 from kvpolicy.policies.base import Candidates, Noise
 from kvpolicy.sglang_plugin.hidden_taps import HiddenTaps
 from kvpolicy.sglang_plugin.pools import Pools
@@ -44,7 +45,10 @@ class Observation:
         self._tokens(state, settings).observe(torch.cat(observed), len(row) + state.offset)
 
     def select(self, req: Any, row: torch.Tensor, n_keep: int, settings: RequestSettings) -> torch.Tensor:
-        """int64 ``[L, H_kv, K]``: what each layer and head keeps of the tokens in `row`, ``K <= n_keep``."""
+        """int64 ``[L, H_kv, K]``: what each layer and head keeps of the tokens in `row`, ``K <= n_keep``.
+
+        In age order, or in their places where the policy does without.
+        """
         policy, state = settings.arm.policy, residency_of(req)
         kept, observed, bits = [], [], []
         for candidates, noise in self._chunks(req, row, settings):
@@ -56,6 +60,8 @@ class Observation:
             tokens.observe(torch.cat([part for part in observed if part is not None]), true_len)
         keep = torch.cat(kept)
         assert keep.shape[-1] <= n_keep, f"{policy.name} kept {keep.shape[-1]} tokens, {n_keep = }"
+        if self._pools.packed is None and not policy.reads_order(settings.period):
+            keep = fill_places(keep)  # not where rows are packed: the newest that are protected are the last there
         tokens.evicted(
             keep, true_len, torch.cat([part for part in bits if part is not None]) if policy.widths else None
         )

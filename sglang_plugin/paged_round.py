@@ -93,6 +93,7 @@ class PagedRounds:
         that had to take slots from the tree may have taken those that another still reads.
         """
         from kvpolicy.kernels.compact_paged import compact_paged
+        from kvpolicy.kernels.fill_places_paged import fill_places_paged
 
         settings = due[0].wanted.settings
         rows = Rows.of([each.row for each in due])
@@ -121,6 +122,8 @@ class PagedRounds:
                 first_head=self._first_head,
             )
         )
-        destination = Rows.of([each.destination for each in due])
+        destination, keep = Rows.of([each.destination for each in due]), choice.keep
+        if not policy.reads_order(settings.period):
+            keep = fill_places_paged(keep, destination)
         own = all(len(each.left_over) == len(each.row) - each.n_keep for each in due)
-        compact_paged(self._kinds, rows, choice.keep, destination, in_place=own)
+        compact_paged(self._kinds, rows, keep, destination, in_place=own)
