@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from kvpolicy.kernels.compact import PagedTokens, compact_layers
+from kvpolicy.kernels.fill_places import fill_places
 from kvpolicy.policies.base import Candidates, Noise, Policy
 from kvpolicy.sglang_plugin.arms import Arm, parse_arms
 from kvpolicy.sglang_plugin.observation import Observation
@@ -118,6 +119,8 @@ def in_a_loop(request: Request, policy: Policy, eviction: int) -> None:
         noise = Noise(0, eviction, (layer,), request.row.device)
         one = request.candidates(policy, slice(layer, layer + 1))
         keep = policy.select(one, request.kept, PERIOD, noise)[0]
+        if not policy.reads_order(PERIOD):
+            keep = fill_places(keep)
         for buffer in (keys, values):
             buffer[destination, heads] = buffer[request.row[keep].T, heads]
 

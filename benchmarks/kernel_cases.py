@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 
 from kvpolicy.kernels.compact_paged import compact_paged
+from kvpolicy.kernels.fill_places import fill_places
+from kvpolicy.kernels.fill_places_paged import fill_places_paged
 from kvpolicy.kernels.gumbel_keys_paged import gumbel_keys_paged
 from kvpolicy.kernels.keep_highest_paged import keep_highest_paged
 from kvpolicy.kernels.paged import Pool, Rows
@@ -48,7 +50,8 @@ class Sizes(NamedTuple):
 class Workload:
     """Due requests in the pools of a process, random; the slots of all requests are scattered over the whole pool.
 
-    Each has a seed of its own. `keep` is a random choice as an eviction leaves it, ascending.
+    Each has a seed of its own. `keep` is a random choice as an eviction leaves it, the newest tokens in it, ascending;
+    `filled` is the same with kept tokens in their places.
     """
 
     def __init__(self, sizes: Sizes, requests: int, device: torch.device) -> None:
@@ -65,6 +68,7 @@ class Workload:
 
         def choice() -> torch.Tensor:
             order = torch.rand(layers, heads, sizes.resident, generator=generator, device=device)
+            order[..., budget:] = 1
             return order.topk(budget, sorted=False).indices.sort().values
 
         self.keys, self.values = pool(), pool()
@@ -74,7 +78,8 @@ class Workload:
         self.queries = normal(requests, layers, heads * group, period, head_dim, dtype=dtype)
         self.projection = normal(requests, layers, head_dim, VaseDKV().rank, dtype=torch.float32)
         self.scores = torch.rand(layers, heads, self.rows.total, generator=generator, device=device)
-        self.keep = torch.cat([choice() for _ in range(requests)], dim=-1)
+        choices = [choice() for _ in range(requests)]
+        self.keep, self.filled = torch.cat(choices, dim=-1), torch.cat([fill_places(keep) for keep in choices], dim=-1)
         self.seeds = torch.arange(requests, device=device)
         self.evictions = torch.full_like(self.seeds, 3)
         self.layer_ids = tuple(range(layers))
@@ -174,13 +179,36 @@ def compact_staged(work: Workload) -> Case:
     return compact(work, in_place=False)
 
 
-# Each operation's tests are tests/kernels/test_<name>*.py, without "_staged".
+def compact_filled(work: Workload) -> Case:
+    """The rows that fill places read and written, as many as are evicted; slots and indices read as in the others."""
+    moved = sum(work.rows.lengths) - work.destination.total
+    indices = work.rows.slots.nbytes + work.destination.slots.nbytes + work.numbers(work.destination.total, 8)
+    pools = (work.keys, work.values)
+    return Case(
+        4 * work.bytes_of(moved) + indices,
+        lambda: compact_paged(pools, work.rows, work.filled, work.destination, in_place=True),
+    )
+
+
+def fill_places_(work: Workload) -> Case:
+    """An int64 index per kept token read, another written."""
+    moved = work.numbers(work.destination.total, 8 + 8)
+    return Case(moved, lambda: fill_places_paged(work.keep, work.destination))
+
+
+def plain_name(name: str) -> str:
+    """The operation whose tests, tests/kernels/test_<name>*.py, are those of `name` too."""
+    return name.removesuffix("_staged").removesuffix("_filled")
+
+
 OPERATIONS: dict[str, Callable[[Workload], Case]] = {
     "value_range": value_range,
     "projected_energy": projected_energy,
     "window_attention": window_attention,
     "gumbel_keys": gumbel_keys,
     "keep_highest": keep_highest,
+    "fill_places": fill_places_,
     "compact": compact,
     "compact_staged": compact_staged,
+    "compact_filled": compact_filled,
 }

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from kernel_cases import OPERATIONS, Case, Workload
 
 from kvpolicy.kernels.compact_paged import compact_paged
+from kvpolicy.kernels.fill_places_paged import fill_places_paged
 from kvpolicy.policies.base import Policy
 from kvpolicy.policies.paged import PagedChoice, PagedPolicy
 from kvpolicy.policies.vase_attnv import VaseAttnV
@@ -22,6 +23,8 @@ def choose(policy: Policy, work: Workload) -> PagedChoice:
 def evict(policy: Policy, work: Workload) -> None:
     """The choice, and the compaction in place, as at every eviction of a request but its first."""
     pools, keep = (work.keys, work.values), choose(policy, work).keep
+    if not policy.reads_order(work.sizes.period):
+        keep = fill_places_paged(keep, work.destination)
     compact_paged(pools, work.rows, keep, work.destination, in_place=True)
 
 
@@ -38,7 +41,7 @@ class Round(NamedTuple):
 
 
 ROUNDS = {
-    "vase-dkv": Round(VaseDKV(), ("projected_energy", "keep_highest", "compact")),
+    "vase-dkv": Round(VaseDKV(), ("projected_energy", "keep_highest", "fill_places", "compact_filled")),
     "vase-attnv": Round(
         VaseAttnV(), ("value_range", "keep_highest", "window_attention", "gumbel_keys", "keep_highest", "compact")
     ),

@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))  # also where Python does not put it there (-P, PYTHONSAFEPATH)
 
 from conditions import conditions
-from kernel_cases import OPERATIONS, Case, Sizes, Workload
+from kernel_cases import OPERATIONS, Case, Sizes, Workload, plain_name
 from kernel_gate import refusal
 from kernel_rounds import ROUNDS
 from kernel_timing import copy_speed, device_times, gb_per_second
@@ -82,7 +82,7 @@ def interpreted(case: Case) -> dict[str, Any]:
 def needed(operations: Sequence[str], policies: Sequence[str]) -> list[str]:
     """Operations whose tests must be green, each once."""
     parts = [*operations, *(part for name in policies for part in ROUNDS[name].operations)]
-    return list(dict.fromkeys(name.removesuffix("_staged") for name in parts))
+    return list(dict.fromkeys(plain_name(name) for name in parts))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -145,8 +145,7 @@ def _move_rows(
 ) -> None:
     """Move the rows of single heads for which `moved` (``[L, H, K]``) is true."""
     counts = moved.sum(dim=(1, 2)).tolist()
-    sources = source[moved].split(counts)
-    targets = target.expand(moved.shape)[moved].split(counts)
+    sources, targets = (torch.split(rows[moved], counts) for rows in (source, target.expand(moved.shape)))
     for buffers in pools:
         word = _longest_word(buffers, buffers[0].shape[2:].numel())
         for buffer, from_rows, to_rows in zip(buffers, sources, targets, strict=True):

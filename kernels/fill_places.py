@@ -9,7 +9,7 @@ def fill_places_reference(keep: torch.Tensor) -> torch.Tensor:
     """The same as :func:`fill_places`, one place after the other."""
     n_keep = keep.shape[-1]
     rows = []
-    for row in keep.reshape(-1, n_keep).tolist():
+    for row in keep.flatten(0, -2).tolist():
         from_the_end = iter([token for token in row if token >= n_keep])
         rows.append([place if place in row else next(from_the_end) for place in range(n_keep)])
     return torch.tensor(rows, dtype=torch.int64, device=keep.device).view(keep.shape)

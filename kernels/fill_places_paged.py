@@ -12,7 +12,9 @@ BLOCK, WARPS = 1024, 4  # places in a program; 8 in each thread
 
 def fill_places_paged_reference(keep: torch.Tensor, destination: Rows) -> torch.Tensor:
     """The same as :func:`fill_places_paged`, request by request and place by place."""
-    return torch.cat([fill_places_reference(of_request) for of_request in keep.split(destination.lengths, -1)], dim=-1)
+    return torch.cat(
+        [fill_places_reference(of_request) for of_request in torch.split(keep, list(destination.lengths), -1)], dim=-1
+    )
 
 
 def fill_places_paged(keep: torch.Tensor, destination: Rows) -> torch.Tensor:

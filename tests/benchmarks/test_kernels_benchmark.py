@@ -15,13 +15,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import kernel_speed
-from kernel_cases import OPERATIONS, Case, Workload
+from kernel_cases import OPERATIONS, Case, Workload, plain_name
 from kernel_gate import refusal
 from kernel_rounds import ROUNDS, choose, evict
 from kernel_speed import TINY, main, measured, needed, rows
 from kernel_timing import LARGEST_COPY, Speed, Times
 
 from kvpolicy.kernels.compact import compact, gather_layers
+from kvpolicy.kernels.fill_places import fill_places
 from kvpolicy.policies.base import Candidates, Noise
 from tests.kernels.interpreting import interpreted
 
@@ -58,14 +59,19 @@ def test_nothing_is_printed_unless_all_tests_are_green(
     monkeypatch.setattr(kernel_speed, "refusal", last_is_red)
     with pytest.raises(SystemExit, match=r"^kernel_speed.py: compact is red\.$"):
         main([] if gpu else ["--interpret"])
-    assert asked == [(name, gpu) for name in OPERATIONS if not name.endswith("_staged")]
+    assert asked == [(name, gpu) for name in OPERATIONS if plain_name(name) == name]
     assert capsys.readouterr().out == ""
 
 
 def test_the_parts_of_a_round_must_be_green_too() -> None:
-    assert needed([], ["vase-dkv"]) == ["projected_energy", "keep_highest", "compact"]
-    assert needed(["compact_staged", "keep_highest"], ["vase-dkv"]) == ["compact", "keep_highest", "projected_energy"]
-    assert set(needed([], list(ROUNDS))) == {name.removesuffix("_staged") for name in OPERATIONS}
+    assert needed([], ["vase-dkv"]) == ["projected_energy", "keep_highest", "fill_places", "compact"]
+    assert needed(["compact_staged", "keep_highest"], ["vase-dkv"]) == [
+        "compact",
+        "keep_highest",
+        "projected_energy",
+        "fill_places",
+    ]
+    assert set(needed([], list(ROUNDS))) == {plain_name(name) for name in OPERATIONS}
 
 
 @pytest.mark.parametrize("name", needed(list(OPERATIONS), []))
@@ -178,9 +184,10 @@ def test_a_round_chooses_and_moves_what_the_policy_chooses(name: str) -> None:
         candidates = Candidates((TINY.layers, TINY.kv_heads, TINY.resident), keys, values, work.queries[i])
         noise = Noise(int(work.seeds[i]), int(work.evictions[i]), work.layer_ids)
         keep.append(policy.select(candidates, TINY.budget, TINY.period, noise))
+        order = keep[-1] if policy.reads_order(TINY.period) else fill_places(keep[-1])
         for buffers in before:
             for layer, buffer in enumerate(buffers):
-                compact(buffer, row, keep[-1][layer], row[: TINY.budget])
+                compact(buffer, row, order[layer], row[: TINY.budget])
     with interpreted():
         assert torch.equal(choose(policy, work).keep, torch.cat(keep, dim=-1))
         evict(policy, work)

@@ -27,6 +27,8 @@ class Arm:
     score : of each token, with `sinks` and `recent` tokens kept whatever theirs; or
     method : makes an independent reference for one request.
     due : where the policy has a rule of its own.
+    stay : whether random numbers belong to places that kept tokens do not leave. Where no number does and no score
+        looks at the order of tokens, the reference keeps age order: the tokens must be the same.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Arm:
     method: Callable[[], Method] | None = None
     due: Callable[[int, int], bool] | None = None
     period: int = PERIOD
+    stay: bool = False
 
     @property
     def choice(self) -> dict[str, Any]:
@@ -54,6 +57,7 @@ class Arm:
             sinks=self.sinks,
             score=self.method() if self.method is not None else self.score,
             due=self.due,
+            stay=self.stay,
             cache=cache,
         )
 
@@ -124,5 +128,5 @@ def ablations(head_dim: int) -> tuple[Arm, ...]:
         Arm("snapkv[variant:kvpress;window:12]", scores.snapkv_score("kvpress", 12), sinks=0, recent=12),
         *(Arm(f"evict-large-range[measure:{m}]", scores.value_measure_score(m, -1)) for m in measures),
         *(Arm(f"evict-small-range[measure:{m}]", scores.value_measure_score(m, 1)) for m in measures),
-        Arm("random", scores.random_score(uniform())),
+        Arm("random", scores.random_score(uniform()), stay=True),
     )

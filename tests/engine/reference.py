@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from reference_rows import in_their_rows
 from transformers import AttentionInterface, Cache, PreTrainedModel
 
 from tests.policies.oracle import Method, Snapshot
@@ -15,9 +16,9 @@ Score = Callable[[int, int, torch.Tensor, torch.Tensor, torch.Tensor], Scored]
 
 A second result, bool [H_kv], may mark heads whose choice hinges on a near-tie that the scores do not show.
 
-All inputs fp32. N counts resident tokens, in age order; n_seen counts every token computed so far, evicted ones too,
-oldest first. Keys and queries are as they enter attention, after q/k norm and RoPE. Query head h reads KV head
-h // (H_q / H_kv). Larger is kept, +inf always.
+All inputs fp32. N counts resident tokens in the order of their rows; n_seen counts all computed so far, oldest first,
+evicted ones too. Keys and queries are as they enter attention, after q/k norm and RoPE. Query head h reads
+KV head h // (H_q / H_kv). Larger is kept, +inf always.
 """
 
 NEAR = 1e-5
@@ -42,7 +43,7 @@ class Eviction:
     scores : torch.Tensor
         fp32/64 [n_layers, n_kv_heads, resident] in resident order, +inf where forced (sinks, recent, reserved).
     resident_positions : torch.Tensor
-        int64 [n_layers, n_kv_heads, resident], token positions before the round, ascending per head.
+        int64 [n_layers, n_kv_heads, resident], token positions before the round.
     tied : torch.Tensor
         bool [n_layers, n_kv_heads], heads whose choice hinges on a near-tie that the scores do not show.
     """
@@ -177,8 +178,10 @@ def _forward(model: PreTrainedModel, cache: _ResidentCache, ids: list[int]) -> t
     return torch.as_tensor(out.logits[0, -1]).float()
 
 
-def _evict(cache: _ResidentCache, eviction: int, budget: int, recent: int, sinks: int, score: Score) -> Eviction:
-    """Cut every head of every layer to `budget` tokens; equal scores prefer the older token."""
+def _evict(
+    cache: _ResidentCache, eviction: int, budget: int, recent: int, sinks: int, score: Score, stay: bool
+) -> Eviction:
+    """Cut every head of every layer to `budget` tokens; equal scores prefer the earlier row."""
     rows = []
     resident = cache.resident_length()
     for layer in range(len(cache.keys)):
@@ -196,8 +199,8 @@ def _evict(cache: _ResidentCache, eviction: int, budget: int, recent: int, sinks
         forced = torch.cat([torch.arange(sinks), torch.arange(resident - recent, resident)]).to(order)
         index = torch.cat([order, forced.expand(len(order), -1)], dim=1).sort(dim=1).values
         scores[:, forced] = torch.inf
-        cache.keep(layer, index)
-        rows.append((cache.positions[layer], scores, positions, tied))
+        cache.keep(layer, in_their_rows(index) if stay else index)
+        rows.append((cache.positions[layer].sort(dim=1).values, scores, positions, tied))
     return Eviction(cache.get_seq_length(), resident, *(torch.stack(column) for column in zip(*rows, strict=True)))
 
 
@@ -226,6 +229,7 @@ def run(
     due: Callable[[int, int], bool] | None = None,
     stop_ids: Collection[int] = (),
     first_eligible_step: int = 1,
+    stay: bool = False,
     cache: "_ResidentCache | None" = None,
 ) -> ReferenceRun:
     """Decode greedily after a dense prefill, evicting whenever ``budget + period`` tokens are resident.
@@ -252,6 +256,9 @@ def run(
         Output stops after, and includes, the first of these.
     first_eligible_step : int
         First decode step that may be preceded by a round; step 0 consumes the first output token.
+    stay : bool
+        Kept tokens stay in their rows, and the last ones fill those of evicted tokens, where rows are else in age
+        order. Newest and oldest then are the last and the first rows, which no score sees otherwise.
     cache : _ResidentCache or None
         An empty one that stores keys and values in its own way. None stores them as they are.
     """
@@ -276,7 +283,7 @@ def run(
             is_due = due(resident, cache.get_seq_length() - resident) if due else resident >= budget + period
             if score is not None and step >= first_eligible_step and is_due:
                 if method is None:
-                    evicted = _evict(cache, len(result.evictions), budget, recent, sinks, score)
+                    evicted = _evict(cache, len(result.evictions), budget, recent, sinks, score, stay)
                 else:
                     now = cache.snapshot(len(input_ids), result.evictions, budget, period)
                     evicted = _evict_as(method, cache, now)

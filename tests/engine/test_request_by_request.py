@@ -49,7 +49,7 @@ def requests() -> list[Request]:
         Request(twin, arms.Arm("vase-attnv", arms.vase_attnv(3)), 3, 16),
         Request(twin, arms.Arm("vase-attnv", arms.vase_attnv(4)), 4, 16),
         Request(tokens(9), snapkv, 5, 16),
-        Request(tokens(131), arms.Arm("random", arms.scores.random_score(arms.uniform(seed=6))), 6, 0),
+        Request(tokens(131), arms.Arm("random", arms.scores.random_score(arms.uniform(seed=6)), stay=True), 6, 0),
         Request(tokens(64), arms.Arm("full", None), 7, 0),
     ]
 

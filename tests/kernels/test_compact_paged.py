@@ -14,6 +14,7 @@ import torch
 from kvpolicy.kernels import compact_paged as compact_paged_module
 from kvpolicy.kernels.compact import compact_reference
 from kvpolicy.kernels.compact_paged import compact_paged
+from kvpolicy.kernels.fill_places import fill_places
 from kvpolicy.kernels.paged import Pool, Rows
 from tests.kernels.compiling import machine_code
 from tests.kernels.far_slots import far_buffer
@@ -147,8 +148,10 @@ def test_staged_requests_may_take_slots_that_another_still_reads(device: torch.d
         assert torch.equal(buffer.view(torch.uint8), expected.view(torch.uint8))
 
 
-def test_a_long_row_moves_in_place_tile_by_tile(device: torch.device) -> None:
+@pytest.mark.parametrize("order", [torch.clone, fill_places], ids=["ascending", "places filled"])
+def test_a_long_row_moves_in_place_tile_by_tile(device: torch.device, order: Callable[..., torch.Tensor]) -> None:
     case = Case.of(device, [(900, 640), (700, 699)], [(64, torch.bfloat16)])
+    case.keep = [order(keep) for keep in case.keep]
     expected = case.expected()
     case.move(in_place=True)
     case.check(expected)
