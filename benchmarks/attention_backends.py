@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where Python does not put it there (-P, PYTHONSAFEPATH)
@@ -28,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # also where Python does not put
 from conditions import conditions
 from decode import ROOT, read_prompts
 from decode_batch import STREAM_EVERY, decode
+from default_model import smollm2
+from number_tables import numbers_table, printed
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,8 @@ def measure(engine: Any, backend: str, prompts: list[list[int]], tokens: int, nu
 
 def table(rows: list[Row]) -> Table:
     """The fastest round of each backend and batch; speed is a multiple of the first backend's."""
-    shown = Table(title="Decoding")
-    for name in ("backend", "batch", "tokens", "prefill s", "ms/step", "tokens/s", "speed"):
-        shown.add_column(name, justify="left" if name == "backend" else "right", no_wrap=name in ("backend", "tokens"))
+    names = ("backend", "batch", "tokens", "prefill s", "ms/step", "tokens/s", "speed")
+    shown = numbers_table("Decoding", names)
     for batch in sorted({row.batch for row in rows}):
         of_batch = [row for row in rows if row.batch == batch]
         best = {
@@ -114,8 +113,7 @@ def arguments() -> argparse.Namespace:
     if args.tokens % STREAM_EVERY:
         parser.error(f"--tokens must be a multiple of {STREAM_EVERY}, between which the clock is not read")
     if args.model is None:
-        args.model = ROOT / "out" / "models" / "SmolLM2-135M-Instruct"
-        subprocess.run([sys.executable, ROOT / "examples" / "smollm2_checkpoint.py", args.model], check=True)
+        args.model = smollm2()
     return args
 
 
@@ -154,7 +152,7 @@ def main() -> None:
     finally:
         for engine in engines.values():
             engine.shutdown()
-    Console().print(table(rows))
+    printed(table(rows))
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # also where Python does not put
 from capacity_plot import draw
 from capacity_watch import Moment, watched
 from conditions import conditions
+from number_tables import numbers_table, printed
 
 ROOT = Path(__file__).parents[1]
 STOCK = "stock SGLang"
 LONGEST_PROMPT = 128
-WIDTH = 100  # of the table
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,8 @@ def in_a_process_of_its_own(measure: Callable[..., Measured], *args: Any) -> Mea
 
 def table(rows: list[Row]) -> Table:
     first = rows[0]
-    shown = Table(title=f"{first.requests} requests of {first.tokens} tokens in a pool of {first.pool}")
-    for name in ("arm", "running", "most", "retracted", "seconds", "tokens/s", "of stock", "pool", "most"):
-        shown.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
+    names = ("arm", "running", "most", "retracted", "seconds", "tokens/s", "of stock", "pool", "most")
+    shown = numbers_table(f"{first.requests} requests of {first.tokens} tokens in a pool of {first.pool}", names)
     for row in rows:
         shown.add_row(
             row.arm,
@@ -168,11 +167,8 @@ def main() -> None:
             with (args.out / "capacity.jsonl").open("a") as file:
                 file.write(json.dumps({**asdict(row), **provenance}) + "\n")
     draw(lines, args.pool, args.out / "capacity.png")
-    shown = Console(highlight=False)
-    if shown.width < WIDTH:
-        shown = Console(highlight=False, width=WIDTH)
-    shown.print(table(rows))
-    shown.print(f"{args.out / 'capacity.png'} shows both over time", soft_wrap=True)
+    printed(table(rows))
+    print(f"{args.out / 'capacity.png'} shows both over time")
 
 
 def random_model(folder: Path) -> Path:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # also where Python does not put
 
 from conditions import conditions
 from decode_batch import STOCK, STREAM_EVERY, Row, measure
+from default_model import smollm2
+from number_tables import numbers_table, printed
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "lmeval_tasks" / "gsm8k_sample" / "gsm8k_sample.jsonl"
@@ -38,9 +39,8 @@ SAMPLE = ROOT / "lmeval_tasks" / "gsm8k_sample" / "gsm8k_sample.jsonl"
 def table(rows: list[Row]) -> Table:
     """The rows as a table, speeds also as a multiple of stock."""
     stock = {(row.batch, row.tokens): row.tokens_per_second for row in rows if row.arm == STOCK}
-    shown = Table(title="Decoding")
-    for name in ("arm", "batch", "tokens", "tokens/s", "of stock", "resident", "KV MiB", "in evictions"):
-        shown.add_column(name, justify="left" if name == "arm" else "right", no_wrap=name == "arm")
+    names = ("arm", "batch", "tokens", "tokens/s", "of stock", "resident", "KV MiB", "in evictions")
+    shown = numbers_table("Decoding", names)
     for row in rows:
         shown.add_row(
             row.arm,
@@ -87,8 +87,7 @@ def arguments() -> argparse.Namespace:
     if any(tokens % STREAM_EVERY for tokens in args.tokens):
         parser.error(f"--tokens must be multiples of {STREAM_EVERY}, between which the clock is not read")
     if args.model is None:
-        args.model = ROOT / "out" / "models" / "SmolLM2-135M-Instruct"
-        subprocess.run([sys.executable, ROOT / "examples" / "smollm2_checkpoint.py", args.model], check=True)
+        args.model = smollm2()
     return args
 
 
@@ -131,7 +130,7 @@ def main() -> None:
     finally:
         engine.shutdown()
         stock.shutdown()
-    Console().print(table(rows))
+    printed(table(rows))
 
 
 if __name__ == "__main__":

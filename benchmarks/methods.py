@@ -29,7 +29,9 @@ from kvpolicy.sglang_plugin.errors import KVPolicyError
 sys.path.insert(0, str(Path(__file__).parent))  # also where Python does not put it there (-P, PYTHONSAFEPATH)
 
 from conditions import conditions
+from default_model import smollm2
 from methods_arms import small_arms
+from number_tables import numbers_table
 
 ROOT = Path(__file__).parents[1]
 TASK = "kvp_gsm8k_sample"
@@ -59,10 +61,8 @@ def row_of(arm: str, samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    shown = Table(title="Methods")
     columns = ("correct", "truncated", "looped", "garbage", "compacted", "evictions")
-    for name in ("arm", *columns, "resident", "read", "of the bytes"):
-        shown.add_column(name, justify="left" if name == "arm" else "right", no_wrap=name == "arm")
+    shown = numbers_table("Methods", ("arm", *columns, "resident", "read", "of the bytes"))
     for row in rows:
         counts = (f"{row[name]}/{row['responses']}" if name != "evictions" else str(row[name]) for name in columns)
         measured = (f"{row['resident_mean']:.0f}", f"{row['tokens_read_mean']:.0f}", f"{row['held_share']:.0%}")
@@ -87,8 +87,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "methods.jsonl", help="rows are appended to it")
     args = parser.parse_args()
     if args.model is None:
-        args.model = str(ROOT / "out" / "models" / "SmolLM2-135M-Instruct")
-        subprocess.run([sys.executable, ROOT / "examples" / "smollm2_checkpoint.py", args.model], check=True)
+        args.model = str(smollm2())
     args.out.parent.mkdir(parents=True, exist_ok=True)
     if args.statistics is None and args.arms is None:
         args.statistics = args.out.with_suffix(".safetensors")

@@ -7,12 +7,11 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ablation_study import Problem, Refused, read_problems, tokenized
+from default_model import smollm2
 
 from kvpolicy.lmeval_tasks.errors import TaskError
 from kvpolicy.lmeval_tasks.reasoning.documents import FOLDER, Source, load
@@ -24,7 +23,6 @@ from kvpolicy.sglang_plugin.errors import KVPolicyError
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "lmeval_tasks/gsm8k_sample/gsm8k_sample.jsonl"
-SMALL_MODEL = ROOT / "out/models/SmolLM2-135M-Instruct"
 # As the task kvp_gsm8k reads it.
 GSM8K = Source("openai/gsm8k", "main", "test", "gsm8k.jsonl", prefix="gsm8k-test", answer_after="####")
 FULL = "full"
@@ -92,8 +90,7 @@ def prepare(args: argparse.Namespace) -> Study:
         raise Refused(f"--formats names one of them twice: {' '.join(names)}.")
     problems = read(args.prompts)
     if args.model is None:
-        args.model = str(SMALL_MODEL)
-        subprocess.run([sys.executable, ROOT / "examples" / "smollm2_checkpoint.py", args.model], check=True)
+        args.model = str(smollm2())
     prompts = tokenized(args.model, problems, args.tokens)
     head_dim, vocabulary = shape_of(args.model)
     check_disk(args.out.parent, 4 * len(prompts) * args.tokens * vocabulary)

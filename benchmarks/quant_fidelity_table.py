@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ablation_study import Refused
+from number_tables import numbers_table
 from quant_fidelity_study import FULL, Study
 from rich.markup import escape
 from rich.table import Table
@@ -71,9 +72,7 @@ def table(rows: Sequence[Row]) -> Table:
     """The rows of one study and text."""
     first = rows[0]
     title = f"{first['model']}, {first['dtype']}: {first['prompts']} prompts, {first['steps']} decode steps each format"
-    shown = Table(title=title, caption=_caption(rows))
-    for name in COLUMNS:
-        shown.add_column(name, justify="left" if name == "format" else "right", no_wrap=name == "format")
+    shown = numbers_table(title, COLUMNS, _caption(rows))
     for row in rows:
         tokens, full = row["token_capacity"], row["token_capacity_full"]
         shown.add_row(

@@ -33,6 +33,7 @@ from kvpolicy.policies.registry import POLICIES
 sys.path.insert(0, str(Path(__file__).parent))  # also where Python does not put it there (-P, PYTHONSAFEPATH)
 
 from conditions import conditions
+from number_tables import numbers_table, printed
 from select_request import Request, Shape, observed, random_statistics
 
 ROOT = Path(__file__).parents[1]
@@ -157,15 +158,14 @@ def summary(name: str, times: Sequence[float], kept: int, yardstick: float, requ
 
 def table(rows: Sequence[Row]) -> Table:
     """The rows as a table, and below it a line on each that takes long."""
-    shown = Table(title="Observation and selection of one round", caption_justify="left")
-    for name in ("policy", "resident", "kept", "ms p20", "p50", "p80", f"of {YARDSTICK}"):
-        shown.add_column(name, justify="left" if name == "policy" else "right", no_wrap=name == "policy")
+    names = ("policy", "resident", "kept", "ms p20", "p50", "p80", f"of {YARDSTICK}")
+    slow = {f"* {row.policy}: {row.note}": None for row in rows if row.note}
+    caption = "\n".join(slow) or f"None takes more than {MOST:g} times as long as {YARDSTICK}."
+    shown = numbers_table("Observation and selection of one round", names, caption)
     for row in rows:
         times = (f"{value:.1f}" for value in (row.ms_p20, row.ms_p50, row.ms_p80))
         mark = "*" if row.note else ""
         shown.add_row(row.policy, str(row.resident), str(row.kept), *times, f"{mark}{row.of_yardstick:.1f}")
-    slow = {f"* {row.policy}: {row.note}": None for row in rows if row.note}
-    shown.caption = "\n".join(slow) or f"None takes more than {MOST:g} times as long as {YARDSTICK}."
     return shown
 
 
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows += measured
             file.writelines(json.dumps({**asdict(row), "note": row.note, **origin}) + "\n" for row in measured)
             file.flush()
-    Console().print(table(rows))
+    printed(table(rows))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from number_tables import numbers_table
 from rich.table import Table
 from stress_alone import Judgement
 from stress_lives import Life
@@ -89,9 +90,7 @@ def cache_counts(all_led: list[Led]) -> dict[str, int]:
 
 def table(all_led: list[Led]) -> Table:
     """Ends and comparisons by kind, then by trait, then of all."""
-    shown = Table(title="Lives")
-    for name in ("", "lives", *ENDS, *COMPARISONS):
-        shown.add_column(name, justify="right" if name else "left", no_wrap=not name)
+    shown = numbers_table("Lives", ("", "lives", *ENDS, *COMPARISONS))
     kinds, traits = tallies(all_led)
     everything = Tally()
     for led in all_led:

@@ -10,9 +10,10 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from capacity import WIDTH, Row, table
+from capacity import Row, table
 from capacity_plot import draw
 from capacity_watch import Moment
+from number_tables import WIDTH
 
 ROWS = [
     Row("stock SGLang", 16, 1024, 6144, 4.4, 5, 2, 90.0, 182.0, 0.45, 0.91),

@@ -126,6 +126,17 @@ def test_the_full_cache_still_ends_where_the_pool_does(small: Any) -> None:
     assert most == 1
 
 
+def test_without_a_radix_tree_as_many_run(tiny: Path, probe: dict[str, str]) -> None:
+    """Nothing of a prompt is shared or kept then: a request holds its own 80 tokens, and 700 slots hold eight times so many."""
+    settings = {**SETTINGS, "disable_radix_cache": True, "chunked_prefill_size": 64}
+    with harness.engine(tiny, probe, **settings, max_total_tokens=700) as running:
+        responses = together(running, [prompt(70 - i, seed=50 + i) for i in range(10)], 200)
+    for report in reports(responses, 200):
+        assert report["evictions_deferred"] == report["retractions"] == 0
+        assert report["resident_peak"] == MOST
+    assert max(in_flight(probe)) == 8
+
+
 def test_a_retracted_request_that_outgrew_the_pool_is_ended_with_a_sentence(tiny: Path) -> None:
     """SGLang is made to retract at every 450th step, when all three requests have more text than the pool has slots."""
     forced = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "450"}

@@ -209,6 +209,16 @@ def test_permuting_the_tokens_permutes_the_scores(row: Row) -> None:
     torch.testing.assert_close(policy.scores(moved, noise_of(2)), scores[..., order], rtol=1e-5, atol=rounding)
 
 
+@rows
+def test_only_policies_that_permuting_tokens_would_not_confuse_read_no_order(row: Row) -> None:
+    """`keydiff` could do without too, but for the rounding of its mean; `random` scores places, not tokens."""
+    reads_order = row.build().reads_order(PERIOD)
+    assert reads_order is not (row.name == "random" or (row.permutable and row.name != "keydiff"))
+    if row.has("recent"):
+        assert row.build(recent=str(PERIOD)).reads_order(PERIOD) is reads_order
+        assert row.build(recent=str(PERIOD + 1)).reads_order(PERIOD), "older than the last period's are in any place"
+
+
 @pytest.mark.parametrize("row", [row for row in SELECTING if row.budgeted], ids=str)
 def test_an_eviction_is_due_one_period_above_the_budget_and_cuts_to_it(row: Row) -> None:
     policy = row.build()
