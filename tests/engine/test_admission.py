@@ -127,7 +127,7 @@ def test_the_full_cache_still_ends_where_the_pool_does(small: Any) -> None:
 
 
 def test_without_a_radix_tree_as_many_run(tiny: Path, probe: dict[str, str]) -> None:
-    """Nothing of a prompt is shared or kept then: a request holds its own 80 tokens, and 700 slots hold eight times so many."""
+    """Nothing of a prompt is shared or kept then: each request holds 80 tokens of its own, eight of them 640."""
     settings = {**SETTINGS, "disable_radix_cache": True, "chunked_prefill_size": 64}
     with harness.engine(tiny, probe, **settings, max_total_tokens=700) as running:
         responses = together(running, [prompt(70 - i, seed=50 + i) for i in range(10)], 200)
