@@ -27,8 +27,9 @@ class Arm:
     score : of each token, with `sinks` and `recent` tokens kept whatever theirs; or
     method : makes an independent reference for one request.
     due : where the policy has a rule of its own.
-    stay : whether random numbers belong to places that kept tokens do not leave. Where no number does and no score
-        looks at the order of tokens, the reference keeps age order: the tokens must be the same.
+    stay : whether places decide, which kept tokens do not leave: by a random number, or between equal scores, as of a
+        token that occurs twice, whose values are equal in the first layer. Where they do not and no score looks at the
+        order of tokens, the reference keeps age order: the tokens must be the same.
     """
 
     name: str
@@ -126,7 +127,7 @@ def ablations(head_dim: int) -> tuple[Arm, ...]:
         Arm("curdkv[variant:windowed]", scores.curdkv_windowed_score()),
         Arm("snapkv[variant:rkv]", scores.snapkv_score("rkv", 8), sinks=0, recent=8),
         Arm("snapkv[variant:kvpress;window:12]", scores.snapkv_score("kvpress", 12), sinks=0, recent=12),
-        *(Arm(f"evict-large-range[measure:{m}]", scores.value_measure_score(m, -1)) for m in measures),
-        *(Arm(f"evict-small-range[measure:{m}]", scores.value_measure_score(m, 1)) for m in measures),
+        *(Arm(f"evict-large-range[measure:{m}]", scores.value_measure_score(m, -1), stay=True) for m in measures),
+        *(Arm(f"evict-small-range[measure:{m}]", scores.value_measure_score(m, 1), stay=True) for m in measures),
         Arm("random", scores.random_score(uniform()), stay=True),
     )
