@@ -43,7 +43,7 @@ def keep_highest_paged(
 ) -> Kept:
     """Per request, layer and head the `n_keep` highest scores of its row, sinks and recent tokens always among them.
 
-    What ``policies.selecting.keep_highest`` gives for each request alone, index by index: of equal scores the oldest
+    What ``policies.selecting.keep_highest`` gives for each request alone, index by index: of equal scores the first
     stay, -0.0 equals 0.0, NaN counts as the largest finite number, and a score of infinity as high as a sink.
     Each row is read once per two bits that tell its scores apart, and once more to write; only whole numbers are
     added, so nothing depends on an order of execution. Nothing waits for the device.

@@ -81,7 +81,7 @@ def _keep_highest_kernel(
         threshold += digit * step
         step >>= 2
 
-    # Of keys equal to the threshold the oldest stay. One prefix sum counts them and, 32 bits up, the higher ones.
+    # Of keys equal to the threshold the first stay. One prefix sum counts them and, 32 bits up, the higher ones.
     room = n_keep - above
     seen = tl.full((), 0, tl.int64)
     for first in range(0, tokens, BLOCK):

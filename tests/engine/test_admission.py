@@ -60,9 +60,23 @@ def test_a_pool_serves_sixteen_requests_that_outgrow_it_together(tiny: Path, pro
     assert len(steps) <= 1040
 
 
+def test_without_a_radix_tree_as_many_run(tiny: Path, probe: dict[str, str]) -> None:
+    """Nothing of a prompt is shared or kept then: each request holds 80 tokens of its own, eight of them 640."""
+    settings = {**SETTINGS, "disable_radix_cache": True, "chunked_prefill_size": 64}
+    with harness.engine(tiny, probe, **settings, max_total_tokens=700) as running:
+        responses = together(running, [prompt(70 - i, seed=50 + i) for i in range(10)], 200)
+    for report in reports(responses, 200):
+        assert report["evictions_deferred"] == report["retractions"] == 0
+        assert report["resident_peak"] == MOST
+    assert max(in_flight(probe)) == 8
+
+
 @pytest.fixture(scope="module")
 def small(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """An engine of 340 slots that prefills in chunks of 64, and its decode steps."""
+    """An engine of 340 slots that prefills in chunks of 64, and its decode steps.
+
+    An engine that is shut down takes all others with it: tests with one of their own stand before or at the end.
+    """
     path = tmp_path_factory.mktemp("small") / "steps.jsonl"
     probe = {"KVPOLICY_TEST_PROBE": str(path), "KVPOLICY_TEST_PREFIX": "0"}
     with harness.engine(tiny, probe, **SETTINGS, max_total_tokens=340, chunked_prefill_size=64) as running:
@@ -124,17 +138,6 @@ def test_the_full_cache_still_ends_where_the_pool_does(small: Any) -> None:
     assert response["meta_info"]["finish_reason"]["type"] == "length"
     _, most = steps_of(small, [prompt(100, seed=20 + i) for i in range(3)], 150, kv_policy="full")
     assert most == 1
-
-
-def test_without_a_radix_tree_as_many_run(tiny: Path, probe: dict[str, str]) -> None:
-    """Nothing of a prompt is shared or kept then: each request holds 80 tokens of its own, eight of them 640."""
-    settings = {**SETTINGS, "disable_radix_cache": True, "chunked_prefill_size": 64}
-    with harness.engine(tiny, probe, **settings, max_total_tokens=700) as running:
-        responses = together(running, [prompt(70 - i, seed=50 + i) for i in range(10)], 200)
-    for report in reports(responses, 200):
-        assert report["evictions_deferred"] == report["retractions"] == 0
-        assert report["resident_peak"] == MOST
-    assert max(in_flight(probe)) == 8
 
 
 def test_a_retracted_request_that_outgrew_the_pool_is_ended_with_a_sentence(tiny: Path) -> None:
