@@ -122,7 +122,7 @@ def test_shapes_that_do_not_fit_are_programming_errors(keep: tuple[int, ...], de
         pytest.param([(5, torch.uint8), (256, torch.float32), (3, torch.float64)], id="odd widths"),
     ],
 )
-@pytest.mark.parametrize("place", ["beginning", "filled", "few", "end", "shuffled", "fresh"])
+@pytest.mark.parametrize("place", ["beginning", "filled", "few", "one", "end", "shuffled", "fresh"])
 def test_all_layers_of_all_pools_equal_the_reference(widths: list[tuple[int, torch.dtype]], place: str) -> None:
     generator = torch.Generator().manual_seed(len(place))
     layers, heads, tokens, kept = 3, 2, 63, 41
@@ -133,10 +133,13 @@ def test_all_layers_of_all_pools_equal_the_reference(widths: list[tuple[int, tor
     )
     keep = torch.stack([torch.randperm(tokens, generator=generator)[:kept].sort().values for _ in range(6)])
     keep = keep.view(layers, heads, kept)
-    if place in ("filled", "few"):
+    if place in ("filled", "few", "one"):
         keep, destination = fill_places(keep), row[:kept]
     if place == "few":  # nothing to move in one layer and in one head of another
         keep[0] = keep[1, 1] = torch.arange(kept)
+    if place == "one":
+        keep[:] = torch.arange(kept)
+        keep[1, 1, 7] = tokens - 1
     pools = [[random_bits((150, heads, width), dtype, generator) for _ in range(layers)] for width, dtype in widths]
     expected = [[buffer.clone() for buffer in buffers] for buffers in pools]
     for buffers in expected:
