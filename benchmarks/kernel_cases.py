@@ -80,6 +80,8 @@ class Workload:
         self.scores = torch.rand(layers, heads, self.rows.total, generator=generator, device=device)
         choices = [choice() for _ in range(requests)]
         self.keep, self.filled = torch.cat(choices, dim=-1), torch.cat([fill_places(keep) for keep in choices], dim=-1)
+        places = torch.arange(budget, device=device).repeat(requests)
+        self.moved, self.moved_to_fill = (int((keep != places).sum()) for keep in (self.keep, self.filled))  # rows
         self.seeds = torch.arange(requests, device=device)
         self.evictions = torch.full_like(self.seeds, 3)
         self.layer_ids = tuple(range(layers))
@@ -163,31 +165,30 @@ def keep_highest(work: Workload) -> Case:
     return Case(moved, lambda: keep_highest_paged(work.scores, work.rows, work.n_keep, sinks=sinks, recent=work.recent))
 
 
-def compact(work: Workload, *, in_place: bool = True) -> Case:
-    """Keys and values of the kept tokens read and written; slots and an index per layer, head and kept token read."""
+def _moving(work: Workload, keep: torch.Tensor, rows: int, *, in_place: bool) -> Case:
+    """So many rows of single heads read and written, of keys and of values; slots and indices of all tokens read."""
     tokens = work.destination.total
     indices = work.rows.slots.nbytes + work.destination.slots.nbytes + work.numbers(tokens, 8)
     pools = (work.keys, work.values)
     return Case(
-        4 * work.bytes_of(tokens) + indices,
-        lambda: compact_paged(pools, work.rows, work.keep, work.destination, in_place=in_place),
+        4 * rows * work.sizes.head_dim * work.sizes.dtype.itemsize + indices,
+        lambda: compact_paged(pools, work.rows, keep, work.destination, in_place=in_place),
     )
+
+
+def compact(work: Workload) -> Case:
+    """In age order, in place: in each head all rows from the first evicted token on."""
+    return _moving(work, work.keep, work.moved, in_place=True)
 
 
 def compact_staged(work: Workload) -> Case:
-    """The same bytes, moved as at a request's first eviction: by way of a buffer, which moves them twice."""
-    return compact(work, in_place=False)
+    """All rows, as at a request's first eviction: by way of a buffer, which moves them twice."""
+    return _moving(work, work.keep, work.keep.numel(), in_place=False)
 
 
 def compact_filled(work: Workload) -> Case:
-    """The rows that fill places read and written, as many as are evicted; slots and indices read as in the others."""
-    moved = sum(work.rows.lengths) - work.destination.total
-    indices = work.rows.slots.nbytes + work.destination.slots.nbytes + work.numbers(work.destination.total, 8)
-    pools = (work.keys, work.values)
-    return Case(
-        4 * work.bytes_of(moved) + indices,
-        lambda: compact_paged(pools, work.rows, work.filled, work.destination, in_place=True),
-    )
+    """With kept tokens in their places: as many rows as are evicted."""
+    return _moving(work, work.filled, work.moved_to_fill, in_place=True)
 
 
 def fill_places_(work: Workload) -> Case:

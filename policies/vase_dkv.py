@@ -24,8 +24,8 @@ class VaseDKV(ScoredPolicy):
     the stochastic part: a token that one projection misses can survive the next.
 
     The published score is divided by its sum over the candidates, which changes no ranking within
-    a head, and is left out here. Kept tokens stay in their places, where the published code puts them
-    in order of selection; without pooling the two select alike.
+    a head, and is left out here. Kept tokens stay in their places, or in age order in a cache
+    of low bits, not in order of selection as in the published code; without pooling all select alike.
 
     Parameters
     ----------

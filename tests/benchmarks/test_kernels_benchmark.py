@@ -172,6 +172,23 @@ def test_goals_stand_beside_what_was_measured(of_copy: float, ms: float, met: bo
     }
 
 
+def test_only_rows_that_move_are_counted() -> None:
+    work, tokens = Workload(TINY, 2, torch.device("cpu")), 2 * TINY.budget
+    row, heads = TINY.head_dim * TINY.dtype.itemsize, TINY.layers * TINY.kv_heads
+    read_anyway = 8 * (work.rows.total + tokens + heads * tokens)  # slots and indices
+    moved = {
+        name: (OPERATIONS[name](work).bytes - read_anyway) / (4 * row)
+        for name in ("compact", "compact_staged", "compact_filled")
+    }
+    first_evicted = [
+        next((i for i, place in enumerate(keep) if place != i), TINY.budget)
+        for keep in work.keep.view(heads * 2, TINY.budget).tolist()
+    ]
+    assert moved["compact_staged"] == heads * tokens
+    assert moved["compact_filled"] == heads * 2 * TINY.period
+    assert moved["compact"] == sum(TINY.budget - first for first in first_evicted)
+
+
 @pytest.mark.parametrize("name", ROUNDS)
 def test_a_round_chooses_and_moves_what_the_policy_chooses(name: str) -> None:
     pytest.importorskip("triton")

@@ -1,4 +1,4 @@
-"""Where kept tokens lie in the reference, for methods whose random numbers belong to places."""
+"""Where kept tokens lie in the reference, for methods whose random numbers, or ties, belong to places."""
 
 import torch
 
